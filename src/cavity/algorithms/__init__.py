@@ -1,0 +1,5 @@
+"""Both halves of a method in one file."""
+
+from cavity.algorithms.pvi import PVI
+
+__all__ = ["PVI"]

@@ -1,0 +1,1 @@
+"""Where data come from, and how experiments divide them among clients."""

@@ -1,0 +1,110 @@
+"""From a dict of whatever users bring to checked, weighted rows per client."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity.errors import DataError
+from cavity.interfaces import Data, Model
+
+
+class Weighted(eqx.Module):
+    """Rows with a weight each: a row of weight 2 counts as two, one of weight 0 not at all.
+
+    Example:
+        >>> clients = {"leeds": Weighted((x, y), weight=counts)}
+    """
+
+    batch: PyTree
+    weight: Any
+
+
+def prepare_clients(model: Model, clients: Mapping[str, PyTree]) -> dict[str, Data]:
+    """Check every client's rows against the model, before any work starts.
+
+    Raises:
+        DataError: naming the client, what is wrong with its data, and what to do.
+    """
+    if not isinstance(clients, Mapping):
+        raise DataError(f"clients must be a dict of name -> data, not a {type(clients).__name__}")
+    if not clients:
+        raise DataError("there are no clients; give a dict with at least one name -> data")
+    prepared = {}
+    for name, value in clients.items():
+        if not isinstance(name, str):
+            raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
+        try:
+            prepared[name] = as_data(model, value)
+        except DataError as error:
+            raise DataError(f"client {name!r}: {error}") from None
+    _check_agreement(prepared)
+    _warn_if_one_class(prepared)
+    return prepared
+
+
+def as_data(model: Model, value: PyTree) -> Data:
+    """One client's rows in the model's form, with weights."""
+    weight = None
+    if isinstance(value, Weighted):
+        value, weight = value.batch, np.asarray(value.weight, float)
+    elif isinstance(value, Data):
+        value, weight = value.batch, np.asarray(value.weight)
+    if isinstance(value, (tuple, list, Mapping)) and any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(value)):
+        raise DataError("it has no rows; leave this client out")
+    batch = model.prepare(value)
+    num_rows = len(jax.tree.leaves(batch)[0])
+    if num_rows == 0:
+        raise DataError("it has no rows; leave this client out")
+    weight = np.ones(num_rows) if weight is None else weight
+    if weight.shape != (num_rows,):
+        raise DataError(f"it has {num_rows} rows but weights of shape {weight.shape}; give one weight per row")
+    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise DataError("its weights must be finite and not negative")
+    return Data(batch, weight, np.asarray(num_rows))
+
+
+def _check_agreement(prepared: Mapping[str, Data]) -> None:
+    """All clients have the same arrays with the same columns, as the first one has them."""
+    (first, reference), *others = prepared.items()
+    for name, data in others:
+        if jax.tree.structure(data.batch) != jax.tree.structure(reference.batch):
+            raise DataError(f"client {name!r}: its data have another structure than those of client {first!r}")
+        pairs = zip(jax.tree.leaves(data.batch), jax.tree.leaves(reference.batch), strict=True)
+        for mine, theirs in pairs:
+            if mine.shape[1:] != theirs.shape[1:]:
+                raise DataError(
+                    f"client {name!r}: an array has columns of shape {mine.shape[1:]} where client {first!r} has "
+                    f"{theirs.shape[1:]}; agree on the same columns"
+                )
+
+
+def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
+    """One class at one client is ordinary; over all clients it means that nothing can be learned about it."""
+    batches = [data.batch for data in prepared.values()]
+    if not all(isinstance(batch, tuple) and len(batch) == 2 for batch in batches):
+        return
+    outcomes = np.unique(np.concatenate([np.unique(np.asarray(batch[1])) for batch in batches]))
+    if len(outcomes) == 1:
+        warnings.warn(
+            f"the outcome is {outcomes[0]:g} in every row of every client; the prior alone decides how it depends "
+            "on the features. Check the coding of the outcome",
+            stacklevel=3,
+        )
+
+
+def split_by_size(clients: Mapping[str, PyTree], min_rows: int) -> tuple[dict[str, PyTree], dict[str, int]]:
+    """Those with at least `min_rows` rows, and the number of rows of the others.
+
+    A factor of a client with hardly more rows than coefficients nearly gives its rows away, so a study refuses
+    small clients unless it says otherwise.
+    """
+    sizes = {name: len(jax.tree.leaves(data)[0]) for name, data in clients.items()}
+    admitted = {name: data for name, data in clients.items() if sizes[name] >= min_rows}
+    return admitted, {name: size for name, size in sizes.items() if size < min_rows}

@@ -1,0 +1,19 @@
+"""Members of families as algebraic objects: q * t, q / t, t ** rho."""
+
+from cavity.distributions.conjugate import Beta, Dirichlet, Gamma
+from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.full import FullGaussian
+from cavity.distributions.isotropic import IsotropicGaussian
+from cavity.distributions.point import PointMass
+from cavity.distributions.product import BlockProduct
+
+__all__ = [
+    "Beta",
+    "BlockProduct",
+    "DiagonalGaussian",
+    "Dirichlet",
+    "FullGaussian",
+    "Gamma",
+    "IsotropicGaussian",
+    "PointMass",
+]

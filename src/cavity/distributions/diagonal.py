@@ -1,0 +1,89 @@
+"""The mean-field Gaussian: a diagonal precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from cavity.distributions.full import FullGaussian
+from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
+from cavity.distributions.natural import ArrayLike
+
+
+class DiagonalGaussian(Gaussian):
+    """exp(h . theta - sum_i lambda_i theta_i^2 / 2), with T(theta) = (theta, -theta^2 / 2).
+
+    Attributes:
+        precision_mean: h = lambda mu.
+        precision: lambda, one number per coordinate; not positive for an improper member.
+    """
+
+    precision_mean: Float[ArrayLike, " d"]
+    precision: Float[ArrayLike, " d"]
+
+    @classmethod
+    def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Float[ArrayLike, " d"]) -> DiagonalGaussian:
+        """The member with this mean and these variances."""
+        precision = 1.0 / jnp.asarray(variance)
+        return cls(precision * jnp.asarray(mean), precision)
+
+    @property
+    def dimension(self) -> int:
+        return self.precision_mean.shape[-1]
+
+    @property
+    def is_proper(self) -> Bool[Array, ""]:
+        precision = jnp.asarray(self.precision)
+        return jnp.all((precision > 0) & jnp.isfinite(precision) & jnp.isfinite(self.precision_mean))
+
+    @property
+    def mean(self) -> Float[Array, " d"]:
+        return jnp.asarray(self.precision_mean) / self.precision
+
+    @property
+    def variance(self) -> Float[Array, " d"]:
+        return 1.0 / jnp.asarray(self.precision)
+
+    @property
+    def covariance(self) -> Float[Array, "d d"]:
+        return jnp.diag(self.variance)
+
+    @property
+    def precision_matrix(self) -> Float[ArrayLike, "d d"]:
+        return jnp.diag(jnp.asarray(self.precision))
+
+    @property
+    def log_partition(self) -> Float[Array, ""]:
+        precision = jnp.asarray(self.precision)
+        return 0.5 * jnp.sum(self.precision_mean**2 / precision - jnp.log(precision) + jnp.log(2 * jnp.pi))
+
+    @property
+    def mean_parameters(self) -> tuple[Array, ...]:
+        return self.mean, -0.5 * (self.variance + self.mean**2)
+
+    def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
+        return theta, -0.5 * theta**2
+
+    def with_mean(self, mean: Float[ArrayLike, " d"]) -> DiagonalGaussian:
+        return DiagonalGaussian(self.precision * mean, self.precision)
+
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> DiagonalGaussian:
+        diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)
+        return DiagonalGaussian(diagonal * self.mean - gradient, diagonal)
+
+    def map_moments(self, designs: Sequence[Float[Array, "n _"]]):
+        means = [x @ block for x, block in zip(designs, split(self.mean, designs), strict=True)]
+        variances = [x**2 @ block for x, block in zip(designs, split(self.variance, designs), strict=True)]
+        spread = jnp.stack(variances, -1)
+        return jnp.stack(means, -1), spread[..., None] * jnp.eye(len(designs), dtype=spread.dtype)
+
+    def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        return self.mean + jnp.sqrt(self.variance) * noise
+
+    def kl(self, other: Gaussian) -> Float[Array, ""]:
+        if not isinstance(other, DiagonalGaussian):
+            return FullGaussian(self.precision_mean, self.precision_matrix).kl(other)
+        distance = jnp.sum(other.precision * (self.mean - other.mean) ** 2)
+        return 0.5 * (symmetric_kl_terms(jnp.asarray(other.precision) / self.precision) + distance)

@@ -1,0 +1,86 @@
+"""What all Gaussian families share: theta in R^d, and one quadratic form.
+
+Every family here writes exp(h . theta - theta' Lambda theta / 2) with h = Lambda mu, and differs only in
+what Lambda may be: any symmetric matrix, a diagonal, a multiple of the identity.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from cavity.distributions.natural import ArrayLike, ExponentialFamily
+
+
+class Gaussian(ExponentialFamily):
+    """A Gaussian over a flat vector."""
+
+    @property
+    @abc.abstractmethod
+    def dimension(self) -> int:
+        """d, the length of theta."""
+
+    @property
+    @abc.abstractmethod
+    def mean(self) -> Float[Array, " d"]:
+        """mu = Lambda^-1 h."""
+
+    @property
+    @abc.abstractmethod
+    def variance(self) -> Float[Array, " d"]:
+        """The marginal variances, the diagonal of Lambda^-1."""
+
+    @property
+    @abc.abstractmethod
+    def covariance(self) -> Float[Array, "d d"]:
+        """Lambda^-1 as a full matrix."""
+
+    @property
+    @abc.abstractmethod
+    def precision_matrix(self) -> Float[ArrayLike, "d d"]:
+        """Lambda as a full matrix."""
+
+    @abc.abstractmethod
+    def with_mean(self, mean: Float[ArrayLike, " d"]) -> Self:
+        """The same precision around another mean."""
+
+    @abc.abstractmethod
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> Self:
+        """The factor of eq. (3) for a loss with E_q[grad] and E_q[hessian] at this q.
+
+        By Bonnet's and Price's theorems d/dmu E_q[loss] in the mean parameters is (H mu - g, H), with H
+        projected on the family. `hessian` is a matrix, or its diagonal alone.
+        """
+
+    @abc.abstractmethod
+    def map_moments(
+        self, designs: Sequence[Float[Array, "n _"]]
+    ) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
+        """Mean and covariance of f_k = X_k theta_k per row, where theta is the blocks theta_k in a row."""
+
+    @abc.abstractmethod
+    def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        """mu + L noise with L L' the covariance: standard normal noise becomes draws of q."""
+
+    def transform(self, key, shape):
+        dtype = jnp.result_type(float)
+        return self.reparameterise(jax.random.normal(key, (*shape, self.dimension), dtype))
+
+
+def split(vector: Float[ArrayLike, " d"], designs: Sequence[Float[Array, "n _"]]) -> list[Array]:
+    """Cut a vector into the blocks that the designs act on."""
+    edges = [0]
+    for design in designs:
+        edges.append(edges[-1] + design.shape[1])
+    return [jnp.asarray(vector)[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def symmetric_kl_terms(ratio: Float[Array, " d"]) -> Float[Array, ""]:
+    """sum of (r - 1 - log r), each non-negative: exact where the plain difference of traces and logs cancels."""
+    excess = ratio - 1.0
+    return jnp.sum(excess - jnp.log1p(excess))

@@ -1,0 +1,88 @@
+"""The isotropic Gaussian: one precision for all coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.natural import ArrayLike
+
+
+class IsotropicGaussian(Gaussian):
+    """exp(h . theta - lambda |theta|^2 / 2), with T(theta) = (theta, -|theta|^2 / 2).
+
+    Attributes:
+        precision_mean: h = lambda mu.
+        precision: lambda, a scalar.
+    """
+
+    precision_mean: Float[ArrayLike, " d"]
+    precision: Float[ArrayLike, ""] = eqx.field(converter=jnp.asarray)
+
+    @classmethod
+    def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Float[ArrayLike, ""]) -> IsotropicGaussian:
+        """The member with this mean and this variance of every coordinate."""
+        precision = 1.0 / jnp.asarray(variance)
+        return cls(precision * jnp.asarray(mean), precision)
+
+    def to_diagonal(self) -> DiagonalGaussian:
+        """The same density as a member of the larger family."""
+        return DiagonalGaussian(self.precision_mean, jnp.broadcast_to(self.precision, self.precision_mean.shape))
+
+    @property
+    def dimension(self) -> int:
+        return self.precision_mean.shape[-1]
+
+    @property
+    def is_proper(self) -> Bool[Array, ""]:
+        return self.to_diagonal().is_proper
+
+    @property
+    def mean(self) -> Float[Array, " d"]:
+        return jnp.asarray(self.precision_mean) / self.precision
+
+    @property
+    def variance(self) -> Float[Array, " d"]:
+        return self.to_diagonal().variance
+
+    @property
+    def covariance(self) -> Float[Array, "d d"]:
+        return jnp.diag(self.variance)
+
+    @property
+    def precision_matrix(self) -> Float[ArrayLike, "d d"]:
+        return self.to_diagonal().precision_matrix
+
+    @property
+    def log_partition(self) -> Float[Array, ""]:
+        return self.to_diagonal().log_partition
+
+    @property
+    def mean_parameters(self) -> tuple[Array, ...]:
+        return self.mean, -0.5 * jnp.sum(self.variance + self.mean**2)
+
+    def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
+        return theta, -0.5 * jnp.sum(theta**2)
+
+    def with_mean(self, mean: Float[ArrayLike, " d"]) -> IsotropicGaussian:
+        return IsotropicGaussian(self.precision * mean, self.precision)
+
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> IsotropicGaussian:
+        # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates
+        curvature = jnp.mean(hessian if hessian.ndim == 1 else jnp.diagonal(hessian))
+        return IsotropicGaussian(curvature * self.mean - gradient, curvature)
+
+    def map_moments(self, designs: Sequence[Float[Array, "n _"]]):
+        return self.to_diagonal().map_moments(designs)
+
+    def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        return self.mean + noise / jnp.sqrt(self.precision)
+
+    def kl(self, other: Gaussian) -> Float[Array, ""]:
+        wider = other.to_diagonal() if isinstance(other, IsotropicGaussian) else other
+        return self.to_diagonal().kl(wider)

@@ -1,0 +1,58 @@
+"""A point mass: the family of methods that keep no uncertainty (FedAvg and its kin)."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from cavity.distributions.natural import ArrayLike
+from cavity.errors import ImproperError
+from cavity.interfaces import Distribution
+
+
+class PointMass(Distribution):
+    """All mass at `location`. Its algebra is that of translations: `tilted / q` is the step from q to tilted.
+
+    So `q * (tilted / q) ** rate` moves q by `rate` of the step, which is what an averaging server does.
+    """
+
+    location: Float[ArrayLike, " d"]
+
+    def __mul__(self, other: Self) -> Self:
+        return type(self)(self.location + other.location)
+
+    def __truediv__(self, other: Self) -> Self:
+        return type(self)(self.location - other.location)
+
+    def __pow__(self, exponent: Any) -> Self:
+        return type(self)(exponent * self.location)
+
+    @classmethod
+    def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Any = None) -> PointMass:
+        """The point at the mean; a variance is forgotten."""
+        return cls(jnp.asarray(mean))
+
+    @property
+    def is_proper(self) -> Bool[Array, ""]:
+        return jnp.all(jnp.isfinite(jnp.asarray(self.location)))
+
+    @property
+    def mean(self) -> Float[Array, " d"]:
+        """The location."""
+        return jnp.asarray(self.location)
+
+    @property
+    def variance(self) -> Float[Array, " d"]:
+        """Zero."""
+        return jnp.zeros_like(self.mean)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape d"]:
+        return jnp.broadcast_to(self.mean, (*shape, *self.mean.shape))
+
+    def log_prob(self, theta: Float[Array, " d"]) -> Float[Array, ""]:
+        raise ImproperError("a point mass has no density to score with; compare `location` instead")
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        raise ImproperError("the KL divergence between two point masses is zero or infinite; compare `location`")

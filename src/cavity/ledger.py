@@ -1,0 +1,287 @@
+"""The ledger and its invariant: pure functions of server and client state that every engine inherits.
+
+    No client's data count twice, or not at all, whatever is lost, late, repeated or re-ordered.
+
+For every method with rows, `server.posterior == algorithm.rebuild(server.prior, rows)` after each function of
+this file. There are two variants, and both run through the same functions:
+
+- **server-held** (the default): the server keeps one row per client, and a message brings it to its owner.
+  A client holds nothing that matters.
+- **client-held** (`held_by_clients`): each client keeps its own row, the server only their product, in one
+  joint row. A client's answer stays *pending* until the server's next message says, in `settled`, whether it
+  was accepted and with which exponent; only then the client commits it.
+
+One message per client is outstanding. A reply is accepted if it answers that message and no other, so a
+repeated, abandoned or unknown one changes nothing. Rows live on the host in float64, whatever precision the
+clients compute in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity.errors import ProtocolError
+from cavity.state import Brief, ClientRecord, ClientState, Message, Pending, Reply, ServerState, Settlement
+
+if TYPE_CHECKING:
+    from cavity.interfaces import Algorithm, RowAlgorithm
+
+JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
+MAX_HALVINGS = 40  # 2^-40 of a delta is nothing: a product that is still improper then is refused
+
+
+def to_host(tree: PyTree) -> PyTree:
+    """The same tree with numpy leaves, floating ones in float64: what the server stores and sums."""
+
+    def convert(leaf: Any) -> Any:
+        if not eqx.is_array_like(leaf):
+            return leaf
+        array = np.asarray(leaf)
+        return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
+
+    return jax.tree.map(convert, tree)
+
+
+def is_proper(distribution: Any) -> bool:
+    """Whether a posterior is proper, decided in float64 even where the rest of the program is in float32."""
+    with jax.enable_x64(True):
+        return bool(distribution.is_proper)
+
+
+def is_finite(tree: PyTree) -> bool:
+    """Whether no floating leaf holds a NaN or an infinity."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return all(np.isfinite(leaf).all() for leaf in leaves if np.issubdtype(leaf.dtype, np.floating))
+
+
+def open_ledger(
+    algorithm: Algorithm, names: Sequence[str], seed: int = 0, *, held_by_clients: bool = False
+) -> ServerState:
+    """The state before the first message: t_m = 1 for all m, and q = prior (PVI, Algorithm 1, initialise)."""
+    if JOINT in names:
+        raise ProtocolError(f"no client may be called {JOINT!r}; rename it")
+    empty = to_host(algorithm.empty_row())
+    rows = {JOINT: empty} if held_by_clients else {name: empty for name in names}
+    prior = to_host(algorithm.prior)
+    return ServerState(
+        version=0,
+        seed=seed,
+        prior=prior,
+        posterior=prior,
+        rows=rows,
+        clients={name: ClientRecord() for name in names},
+        method=algorithm.initial_method(len(names)),
+        held_by_clients=held_by_clients,
+    )
+
+
+def dispatch(
+    algorithm: Algorithm, server: ServerState, names: Iterable[str]
+) -> tuple[ServerState, list[Message]]:
+    """Start a message to each of `names`; one that is still outstanding is abandoned by it."""
+    clients, messages = dict(server.clients), []
+    shared = algorithm.shared(server)
+    for name in names:
+        if name not in clients:
+            raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(clients)}")
+        record = clients[name]
+        clients[name] = replace(record, sequence=record.sequence + 1, waiting=server.version)
+        messages.append(
+            Message(
+                client=name,
+                version=server.version,
+                sequence=record.sequence + 1,
+                settled=record.settled,
+                brief=Brief(server.posterior, server.rows.get(name), shared),
+            )
+        )
+    return replace(server, clients=clients), messages
+
+
+def abandon(server: ServerState, names: Iterable[str]) -> ServerState:
+    """Stop waiting for these clients: their late replies will be refused, and they are idle again."""
+    waived = {name: replace(server.clients[name], waiting=None) for name in names}
+    return replace(server, clients=server.clients | waived)
+
+
+@dataclass
+class Outcome:
+    """What became of a batch of replies: the exponent of each accepted one, the reason for each refusal."""
+
+    accepted: dict[str, float] = field(default_factory=dict)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class Change:
+    """What an algorithm makes of the accepted replies; `exponents` is 0 for one that it could not use."""
+
+    posterior: PyTree
+    rows: dict[str, PyTree]
+    method: PyTree
+    exponents: dict[str, float]
+
+
+def reason_to_refuse(server: ServerState, reply: Reply) -> str | None:
+    """Why this reply must not be merged, or None."""
+    record = server.clients.get(reply.client)
+    if record is None:
+        return "not a member of this federation"
+    if record.waiting is None or reply.sequence != record.sequence:
+        return f"answers message {reply.sequence}, which is not outstanding (repeated, late or abandoned)"
+    return None
+
+
+def receive(
+    algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
+) -> tuple[ServerState, Outcome]:
+    """Merge what may be merged, refuse the rest; the server's half of one exchange."""
+    outcome, admitted = Outcome(), {}
+    for reply in replies:
+        reason = reason_to_refuse(server, reply)
+        if reason is None and reply.client in admitted:
+            reason = "came twice in one batch"
+        if reason is None and not is_finite(reply.answer.delta):
+            reason = "its change holds a NaN or an infinity"
+            server = abandon(server, [reply.client])
+        if reason is None:
+            admitted[reply.client] = replace(reply, answer=to_host(reply.answer))
+        else:
+            outcome.refused.append((reply.client, reason))
+    if not admitted:
+        return server, outcome
+
+    change = algorithm.absorb(server, list(admitted.values()))
+    records = {}
+    for name, reply in admitted.items():
+        exponent = change.exponents[name]
+        settled = Settlement(reply.sequence, exponent) if exponent > 0 else server.clients[name].settled
+        records[name] = replace(
+            server.clients[name], waiting=None, settled=settled, report=reply.answer.report
+        )
+        if exponent > 0:
+            outcome.accepted[name] = exponent
+        else:
+            outcome.refused.append((name, "no exponent makes its product with the rest proper"))
+    return replace(
+        server,
+        version=server.version + 1,
+        posterior=change.posterior,
+        rows=change.rows,
+        method=change.method,
+        clients=server.clients | records,
+    ), outcome
+
+
+def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
+    """row <- merge(row, delta, exponent) for each reply, and q <- rebuild(prior, rows).
+
+    The algorithm's damping proposes the exponents; they are halved together until the product is proper.
+    """
+    exponents, method = algorithm.damping.choose(
+        server.method,
+        now=np.array([float(reply.answer.report.residual) for reply in replies]),
+        before=np.array([server.residuals[reply.client] for reply in replies]),
+        staleness=np.array([server.version - reply.version for reply in replies]),
+    )
+    exponents = np.asarray(exponents, np.float64)
+    for _ in range(MAX_HALVINGS):
+        rows = dict(server.rows)
+        for reply, exponent in zip(replies, exponents, strict=True):
+            key = JOINT if server.held_by_clients else reply.client
+            rows[key] = algorithm.merge(rows[key], reply.answer.delta, exponent)
+        posterior = algorithm.rebuild(server.prior, list(rows.values()))
+        if is_proper(posterior):
+            break
+        exponents, method = exponents / 2, algorithm.damping.backed_off(method)
+    else:
+        rows, posterior, exponents = server.rows, server.posterior, np.zeros(len(replies))
+    chosen = {reply.client: float(exponent) for reply, exponent in zip(replies, exponents, strict=True)}
+    return Change(posterior, rows, method, chosen)
+
+
+def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerState:
+    """Forget a client: drop its row and rebuild. The others must then refine to convergence."""
+    if name not in server.clients:
+        raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(server.clients)}")
+    if server.held_by_clients:
+        raise ProtocolError(
+            f"client {name!r} keeps its own factor, so the server cannot take it out; "
+            "run the study again without this client, or with the factors held by the server"
+        )
+    rows = {key: row for key, row in server.rows.items() if key != name}
+    clients = {key: record for key, record in server.clients.items() if key != name}
+    return rebuilt(algorithm, replace(server, rows=rows, clients=clients))
+
+
+def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
+    """The posterior anew from prior and rows, with the method's state (damping) as at the start.
+
+    Without one factor the product of the others may be improper (they were fitted beside it). Then all rows
+    are emptied: a worse start for the refinement, never a wrong end.
+    """
+    rows, posterior = server.rows, algorithm.rebuild(server.prior, list(server.rows.values()))
+    if not is_proper(posterior):
+        rows = dict.fromkeys(rows, to_host(algorithm.empty_row()))
+        posterior = algorithm.rebuild(server.prior, list(rows.values()))
+    method = algorithm.initial_method(len(server.clients))
+    return replace(server, version=server.version + 1, posterior=posterior, rows=rows, method=method)
+
+
+def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
+    """Add a client with an empty row; the posterior does not change until it replies."""
+    if name in server.clients:
+        raise ProtocolError(f"client {name!r} is a member already; a second one needs another name")
+    rows = server.rows if server.held_by_clients else server.rows | {name: to_host(algorithm.empty_row())}
+    return replace(server, rows=rows, clients=server.clients | {name: ClientRecord()})
+
+
+def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:
+    """A client's state before its first message."""
+    row = to_host(algorithm.empty_row()) if held_by_clients else None
+    return ClientState(local=algorithm.initial_local(data), row=row)
+
+
+def settle(algorithm: Algorithm, state: ClientState, message: Message) -> ClientState:
+    """Learn the fate of the pending answer: commit it with the exponent that the server gave, or drop it."""
+    pending, settled = state.pending, message.settled
+    if pending is not None and pending.sequence == settled.sequence:
+        row = state.row
+        if row is not None:
+            row = algorithm.merge(row, to_host(pending.answer.delta), settled.exponent)
+        return ClientState(local=pending.local, row=row, settled=settled.sequence)
+    if state.row is not None and state.settled != settled.sequence:
+        raise ProtocolError(
+            f"client {message.client!r}: the server accepted its reply {settled.sequence}, but the factor kept "
+            f"here is of reply {state.settled}. Restore this client's state from its last backup, or run the "
+            "study again with the factors held by the server"
+        )
+    return replace(state, settled=settled.sequence, pending=None)
+
+
+def stored_reply(state: ClientState, message: Message) -> Reply | None:
+    """The reply already given to this very message, so that a repeated request takes no second step."""
+    pending = state.pending
+    if pending is None or pending.sequence != message.sequence:
+        return None
+    return Reply(message.client, pending.version, pending.sequence, pending.answer)
+
+
+def brief_for(state: ClientState, message: Message) -> Brief:
+    """The message's contents, with the client's own row where the client keeps it."""
+    return message.brief if state.row is None else replace(message.brief, row=state.row)
+
+
+def commit(
+    state: ClientState, message: Message, answer: Any, local: PyTree
+) -> tuple[ClientState, Reply]:
+    """Keep the answer as pending and make the reply; a client writes this state before it sends."""
+    pending = Pending(message.sequence, message.version, answer, local)
+    return replace(state, pending=pending), Reply(message.client, message.version, message.sequence, answer)

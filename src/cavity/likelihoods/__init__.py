@@ -1,0 +1,15 @@
+"""p(y | f): how an outcome depends on a predictor."""
+
+from cavity.likelihoods.bernoulli import BernoulliLogit, BernoulliProbit
+from cavity.likelihoods.categorical import CategoricalLogit
+from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise
+from cavity.likelihoods.poisson import PoissonLog
+
+__all__ = [
+    "BernoulliLogit",
+    "BernoulliProbit",
+    "CategoricalLogit",
+    "GaussianNoise",
+    "GaussianUnknownNoise",
+    "PoissonLog",
+]

@@ -1,0 +1,67 @@
+"""Outcomes 0 and 1, through the logistic or the normal distribution function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.stats import norm
+from jaxtyping import Array, Float
+
+from cavity.interfaces import ClosedFormMean
+
+
+def _check_binary(y: np.ndarray) -> str | None:
+    values = np.unique(y)
+    if not np.isin(values, (0, 1)).all():
+        return f"the outcome takes the values {values[:5].tolist()}; code it as 0 and 1"
+    return None
+
+
+class BernoulliLogit(ClosedFormMean):
+    """p(y = 1 | f) = 1 / (1 + exp(-f))."""
+
+    @property
+    def num_predictors(self) -> int:
+        return 1
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        # y f - log(1 + e^f), without overflow
+        return y * f[..., 0] - jax.nn.softplus(f[..., 0])
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return jax.nn.sigmoid(f[..., 0])
+
+    def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """By the probit approximation, sigmoid(mean / sqrt(1 + pi v / 8)).
+
+        PVI and FedGVI print `1 + pi v`; sigmoid(f) is near Phi(sqrt(pi / 8) f), hence the 8.
+        """
+        return jax.nn.sigmoid(mean / jnp.sqrt(1.0 + jnp.pi * variance / 8.0))
+
+    def check(self, y: np.ndarray) -> str | None:
+        return _check_binary(y)
+
+
+class BernoulliProbit(ClosedFormMean):
+    """p(y = 1 | f) = Phi(f)."""
+
+    @property
+    def num_predictors(self) -> int:
+        return 1
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        return norm.logcdf((2.0 * y - 1.0) * f[..., 0])
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return norm.cdf(f[..., 0])
+
+    def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Exactly: Phi(mean / sqrt(1 + v))."""
+        return norm.cdf(mean / jnp.sqrt(1.0 + variance))
+
+    def check(self, y: np.ndarray) -> str | None:
+        return _check_binary(y)
+

@@ -1,0 +1,48 @@
+"""Outcomes in 0, ..., K-1, by softmax against the first class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cavity.interfaces import Likelihood
+
+
+class CategoricalLogit(Likelihood):
+    """p(y = c | f) proportional to exp(f_c), with f_0 = 0 for the reference class and K - 1 free predictors.
+
+    With two classes this is the logistic likelihood. The reference makes every coefficient a log odds ratio
+    against class 0, and keeps the posterior free of directions that the data cannot see.
+    """
+
+    num_classes: int = eqx.field(static=True)
+
+    @property
+    def num_predictors(self) -> int:
+        return self.num_classes - 1
+
+    def _log_probabilities(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch classes"]:
+        reference = jnp.zeros((*f.shape[:-1], 1), f.dtype)
+        return jax.nn.log_softmax(jnp.concatenate([reference, f], axis=-1))
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        log_probabilities = self._log_probabilities(f)
+        labels = jnp.broadcast_to(jnp.asarray(y, int), f.shape[:-1])
+        return jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return jnp.exp(self._log_probabilities(f))
+
+    def check(self, y: np.ndarray) -> str | None:
+        values = np.unique(y)
+        if not np.isin(values, np.arange(self.num_classes)).all():
+            return (
+                f"the outcome takes the values {values[:5].tolist()}; "
+                f"code the {self.num_classes} classes as 0 to {self.num_classes - 1}"
+            )
+        return None

@@ -1,0 +1,100 @@
+"""Any log likelihood that a user writes as a function of parameters and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from cavity.checks import finite_column
+from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.trees import entry_names
+from cavity.errors import CavityError, DataError
+from cavity.interfaces import PredictiveModel
+from cavity.models.prediction import DEFAULT_DRAWS, Prediction
+from cavity.models.regression import gaussian_prior
+
+
+class FunctionModel(PredictiveModel):
+    """A model given by `log_likelihood(parameters, batch) -> [n]`, with a Gaussian over the raveled parameters.
+
+    Attributes:
+        log_likelihood: log p(row | parameters) for each row of a batch, in JAX.
+        template: a pytree of arrays or numbers with the structure of the parameters (its values do not matter).
+        prior: over the raveled parameters.
+        predictor: `predictor(parameters, x) -> expected outcomes`, if predictions are wanted.
+
+    Example:
+        >>> def log_likelihood(p, batch):
+        ...     return jax.scipy.stats.t.logpdf(batch, 4.0, p["location"], jnp.exp(p["log_scale"]))
+        >>> model = function_model(log_likelihood, {"location": 0.0, "log_scale": 0.0})
+    """
+
+    log_likelihood: Callable[[PyTree, PyTree], Array] = eqx.field(static=True)
+    template: PyTree
+    prior: Gaussian
+    predictor: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        size = len(self.parameter_names)
+        if self.prior.dimension != size:
+            raise CavityError(f"the prior has dimension {self.prior.dimension}, the parameters have {size} entries")
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return entry_names(self.template)
+
+    def parameters(self, theta: Float[Array, " d"]) -> PyTree:
+        """The flat vector as the user's pytree."""
+        return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, theta.dtype), self.template))[1](theta)
+
+    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        return self.log_likelihood(self.parameters(theta), batch)
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
+        if not arrays or any(array.ndim == 0 for array in arrays):
+            raise DataError("data must be arrays with one entry per row along their first axis")
+        if len({len(array) for array in arrays}) > 1:
+            raise DataError(f"arrays of {sorted({len(array) for array in arrays})} rows; all must have the same rows")
+        return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
+
+    def predict(
+        self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
+    ) -> Prediction:
+        if self.predictor is None:
+            raise CavityError("this model has no predictor; give `function_model(..., predictor=...)` one")
+        predictor = self.predictor
+        draws = posterior.sample(key, (num_draws or DEFAULT_DRAWS,))
+        outcomes = jax.vmap(lambda theta: predictor(self.parameters(theta), x))(draws)
+        lower, upper = jnp.quantile(outcomes, jnp.array([0.05, 0.95]), axis=0)
+        return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
+
+
+def _numeric_leaf(path: Any, leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    if np.issubdtype(array.dtype, np.integer) or array.dtype == bool:
+        return array
+    label = f"the array '{jax.tree_util.keystr(path, simple=True, separator='.') or 'data'}'"
+    return finite_column(array.reshape(-1), label).reshape(array.shape)
+
+
+def function_model(
+    log_likelihood: Callable[[PyTree, PyTree], Array],
+    template: PyTree,
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    predictor: Callable[[PyTree, PyTree], Array] | None = None,
+) -> FunctionModel:
+    """A model from a function, with N(0, prior_scale^2) on every parameter unless a prior is given."""
+    if prior is None:
+        prior = gaussian_prior(len(entry_names(template)), prior_scale, family)
+    return FunctionModel(log_likelihood, template, prior, predictor)

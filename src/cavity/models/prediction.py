@@ -1,0 +1,68 @@
+"""Predictions with their uncertainty."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cavity.interfaces import ClosedFormMean, Likelihood
+
+DEFAULT_DRAWS = 1000
+NORMAL_90 = 1.6448536269514722  # the 95 % point of the standard normal: a central 90 % interval
+
+
+class Prediction(eqx.Module):
+    """What the model expects at new rows, and how sure it is of that.
+
+    All four speak of the expected outcome E[y | x, theta] under the posterior of theta: a probability for
+    classes, a rate for counts. The scatter of single outcomes around it is not included.
+
+    Attributes:
+        mean: its posterior mean, which is also the predictive mean of y.
+        sd: its posterior standard deviation.
+        lower: the 5 % point of its posterior.
+        upper: the 95 % point.
+    """
+
+    mean: Float[Array, "n ..."]
+    sd: Float[Array, "n ..."]
+    lower: Float[Array, "n ..."]
+    upper: Float[Array, "n ..."]
+
+
+def predict_from_predictor(
+    key: PRNGKeyArray,
+    likelihood: Likelihood,
+    mean: Float[Array, "n k"],
+    covariance: Float[Array, "n k k"],
+    num_draws: int | None,
+) -> Prediction:
+    """The expected outcome under f ~ N(mean, covariance): in closed form where there is one, else by draws."""
+    if num_draws is None and isinstance(likelihood, ClosedFormMean):
+        return _by_closed_form(likelihood, mean, covariance[..., 0, 0])
+    noise = jax.random.normal(key, (num_draws or DEFAULT_DRAWS, *mean.shape), mean.dtype)
+    outcomes = likelihood.mean(mean + jnp.einsum("nkl,snl->snk", jnp.linalg.cholesky(covariance), noise))
+    lower, upper = jnp.quantile(outcomes, jnp.array([0.05, 0.95]), axis=0)
+    return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
+
+
+def _by_closed_form(
+    likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"]
+) -> Prediction:
+    """Only the first predictor moves the mean, and monotonically; the others stay at their means."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+    points = np.concatenate([nodes, [-NORMAL_90, NORMAL_90]])
+    moved = jnp.repeat(mean[:, None], len(points), axis=1).at[..., 0].add(jnp.sqrt(variance)[:, None] * points)
+    outcomes = likelihood.mean(moved)
+    average = outcomes[:, :-2] @ (weights / weights.sum())
+    square = outcomes[:, :-2] ** 2 @ (weights / weights.sum())
+    ends = outcomes[:, -2:]
+    return Prediction(
+        mean=likelihood.expected_mean(mean[:, 0], variance),
+        sd=jnp.sqrt(jnp.maximum(square - average**2, 0.0)),
+        lower=jnp.min(ends, axis=1),
+        upper=jnp.max(ends, axis=1),
+    )

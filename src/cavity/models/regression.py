@@ -1,0 +1,245 @@
+"""Generalised linear regression: a Gaussian prior on coefficients, a linear predictor, a likelihood.
+
+Build one with `linear_regression`, `logistic_regression`, `probit_regression`, `softmax_regression` or
+`poisson_regression`; or put another likelihood into `Regression` directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from cavity.checks import numeric_matrix, numeric_vector
+from cavity.distributions import DiagonalGaussian, FullGaussian
+from cavity.distributions.gaussian import Gaussian, split
+from cavity.errors import CavityError, DataError
+from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel
+from cavity.likelihoods import (
+    BernoulliLogit,
+    BernoulliProbit,
+    CategoricalLogit,
+    GaussianNoise,
+    GaussianUnknownNoise,
+    PoissonLog,
+)
+from cavity.models.prediction import Prediction, predict_from_predictor
+
+FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
+
+
+class Regression(LinearModel, ConjugateModel, PredictiveModel):
+    """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
+
+    Attributes:
+        prior: over theta = (intercept_1, beta_1, intercept_2, beta_2, ...); its family is the posterior's.
+        likelihood: of one outcome given its K predictors.
+        features: the names of the columns of x.
+        intercept: whether a column of ones is put in front of x.
+        outputs: one name per predictor, for the names of coefficients.
+        constant: which predictors see the intercept only (the log of a common noise).
+    """
+
+    prior: Gaussian
+    likelihood: Likelihood
+    features: tuple[str, ...] = eqx.field(static=True)
+    intercept: bool = eqx.field(static=True, default=True)
+    outputs: tuple[str, ...] = eqx.field(static=True, default=("",))
+    constant: tuple[bool, ...] = eqx.field(static=True, default=(False,))
+
+    def __check_init__(self) -> None:
+        expected = len(self.parameter_names)
+        if not isinstance(self.prior, Gaussian):
+            raise CavityError(f"the prior of a regression must be a Gaussian, not a {type(self.prior).__name__}")
+        if self.prior.dimension != expected:
+            raise CavityError(
+                f"the prior has dimension {self.prior.dimension}, but the model has {expected} coefficients: "
+                f"{', '.join(self.parameter_names[:8])}{', ...' if expected > 8 else ''}"
+            )
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        slopes = (("intercept",) if self.intercept else ()) + self.features
+        names: list[str] = []
+        for output, constant in zip(self.outputs, self.constant, strict=True):
+            names += [output] if constant else [f"{output}: {name}" if output else name for name in slopes]
+        return tuple(names)
+
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+        x, y = batch
+        return self._designs(x), y
+
+    def _designs(self, x: Float[Array, "n p"]) -> tuple[Float[Array, "n _"], ...]:
+        ones = jnp.ones((x.shape[0], 1), x.dtype)
+        columns = jnp.concatenate([ones, x], axis=1) if self.intercept else x
+        return tuple(ones if constant else columns for constant in self.constant)
+
+    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        designs, y = self.designs(batch)
+        f = jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1)
+        return self.likelihood.log_prob(f, y)
+
+    @property
+    def is_conjugate(self) -> bool:
+        return isinstance(self.likelihood, GaussianNoise) and isinstance(self.prior, FullGaussian)
+
+    def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
+        """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums, which the documentation tells a client."""
+        assert isinstance(self.likelihood, GaussianNoise)
+        (x,), y = self.designs(data.batch)
+        scaled = x * (data.weight / self.likelihood.noise_sd**2)[:, None]
+        at_zero = self.likelihood.log_prob(jnp.zeros((*y.shape, 1), x.dtype), y)
+        return FullGaussian(scaled.T @ y, scaled.T @ x), jnp.sum(data.weight * at_zero)
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        x, y = _x_and_y(batch)
+        x = numeric_matrix(x, self.features)
+        y = numeric_vector(y)
+        if len(x) != len(y):
+            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        if problem := self.likelihood.check(y):
+            raise DataError(problem)
+        return x, y
+
+    def predict(
+        self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
+    ) -> Prediction:
+        designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
+        mean, covariance = posterior.map_moments(designs)
+        return predict_from_predictor(key, self.likelihood, mean, covariance, num_draws)
+
+
+def _x_and_y(batch: PyTree) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        missing = {"x", "y"} - set(batch)
+        if missing:
+            raise DataError(f"a regression needs the entries 'x' and 'y'; {sorted(missing)} is missing")
+        return batch["x"], batch["y"]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise DataError("a regression needs a pair (x, y) or a dict with 'x' and 'y'")
+
+
+def gaussian_prior(dimension: int, scale: Any, family: type[Gaussian] | None = None) -> Gaussian:
+    """N(0, scale^2) per coefficient; full covariance up to `FULL_COVARIANCE_LIMIT` coefficients, else mean field."""
+    if family is None:
+        family = FullGaussian if dimension <= FULL_COVARIANCE_LIMIT else DiagonalGaussian
+    precision = jnp.broadcast_to(1.0 / jnp.asarray(scale, float) ** 2, (dimension,))
+    zeros = jnp.zeros(dimension, precision.dtype)
+    return family.from_moments(zeros, jnp.diag(1 / precision) if family is FullGaussian else 1 / precision)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _feature_names(features: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(features, int):
+        return tuple(f"x{j}" for j in range(1, features + 1))
+    return tuple(features)
+
+
+def _regression(
+    likelihood: Likelihood,
+    features: int | Sequence[str],
+    prior: Gaussian | None,
+    prior_scale: Any,
+    family: type[Gaussian] | None,
+    intercept: bool,
+    outputs: tuple[str, ...] = ("",),
+    constant: tuple[bool, ...] = (False,),
+) -> Regression:
+    names = _feature_names(features)
+    width = len(names) + int(intercept)
+    dimension = sum(1 if c else width for c in constant)
+    prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior
+    return Regression(prior, likelihood, names, intercept, outputs, constant)
+
+
+def linear_regression(
+    features: int | Sequence[str],
+    *,
+    noise_sd: float | None = None,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 10.0,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """y ~ N(x . beta, noise^2). With `noise_sd` given the posterior is exact; without it, log noise is estimated.
+
+    Args:
+        features: the names of the columns of x, or how many there are.
+        noise_sd: the standard deviation of the noise, or None for unknown.
+        prior: over all coefficients; if None, N(0, prior_scale^2) each.
+        prior_scale: in the units of y per unit of x; choose it wider than any plausible coefficient.
+        family: `FullGaussian` or `DiagonalGaussian`; None chooses by dimension.
+        intercept: whether to add one.
+    """
+    if noise_sd is not None:
+        if not noise_sd > 0:
+            raise CavityError(f"noise_sd must be positive, not {noise_sd}; leave it out to estimate it")
+        return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, family, intercept)
+    outputs, constant = ("", "log_noise_sd"), (False, True)
+    return _regression(
+        GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant
+    )
+
+
+def logistic_regression(
+    features: int | Sequence[str],
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """P(y = 1) = 1 / (1 + exp(-x . beta)). Arguments as in `linear_regression`; beta is a log odds ratio."""
+    return _regression(BernoulliLogit(), features, prior, prior_scale, family, intercept)
+
+
+def probit_regression(
+    features: int | Sequence[str],
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """P(y = 1) = Phi(x . beta). Arguments as in `linear_regression`."""
+    return _regression(BernoulliProbit(), features, prior, prior_scale, family, intercept)
+
+
+def poisson_regression(
+    features: int | Sequence[str],
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """y ~ Poisson(exp(x . beta)). Arguments as in `linear_regression`; beta is a log rate ratio."""
+    return _regression(PoissonLog(), features, prior, prior_scale, family, intercept)
+
+
+def softmax_regression(
+    features: int | Sequence[str],
+    num_classes: int,
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """P(y = c) proportional to exp(x . beta_c), beta_0 = 0. Arguments as in `linear_regression`."""
+    if num_classes < 2:
+        raise CavityError(f"softmax regression needs at least two classes, not {num_classes}")
+    outputs = tuple(f"class {c}" for c in range(1, num_classes))
+    return _regression(
+        CategoricalLogit(num_classes),
+        features,
+        prior,
+        prior_scale,
+        family,
+        intercept,
+        outputs,
+        (False,) * (num_classes - 1),
+    )

@@ -1,0 +1,70 @@
+"""One client at a time, each on the posterior that the one before it left. A round is a pass over all.
+
+Three orders: as the clients were given, shuffled anew for each pass, or by the size of their last change, the
+largest first. They differ only in how a pass is ordered; `_Pass` says where in it the run stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import equinox as eqx
+import numpy as np
+
+from cavity.interfaces import Plan, Schedule
+
+
+class Pass(eqx.Module):
+    """The clients still to visit in this pass, in order."""
+
+    left: tuple[str, ...] = ()
+
+
+def _visit(order: Sequence[str]) -> tuple[Plan, Pass]:
+    return Plan((order[0],), 1), Pass(tuple(order[1:]))
+
+
+class Sequential(Schedule):
+    """In the order in which the clients were given."""
+
+    def init(self, names: Sequence[str]) -> Pass:
+        return Pass()
+
+    def next(
+        self, rng: np.random.Generator, state: Pass, residuals: Mapping[str, float], idle: Sequence[str]
+    ) -> tuple[Plan, Pass]:
+        return _visit(state.left or tuple(residuals))
+
+    def visits_per_round(self, num_clients: int) -> int:
+        return num_clients
+
+
+class SequentialShuffled(Schedule):
+    """In a new random order for each pass."""
+
+    def init(self, names: Sequence[str]) -> Pass:
+        return Pass()
+
+    def next(
+        self, rng: np.random.Generator, state: Pass, residuals: Mapping[str, float], idle: Sequence[str]
+    ) -> tuple[Plan, Pass]:
+        names = tuple(residuals)
+        return _visit(state.left or tuple(names[i] for i in rng.permutation(len(names))))
+
+    def visits_per_round(self, num_clients: int) -> int:
+        return num_clients
+
+
+class SequentialLargestFirst(Schedule):
+    """In the order of the last residual, the largest first; clients without a reply before all others."""
+
+    def init(self, names: Sequence[str]) -> Pass:
+        return Pass()
+
+    def next(
+        self, rng: np.random.Generator, state: Pass, residuals: Mapping[str, float], idle: Sequence[str]
+    ) -> tuple[Plan, Pass]:
+        return _visit(state.left or tuple(sorted(residuals, key=lambda name: -residuals[name])))
+
+    def visits_per_round(self, num_clients: int) -> int:
+        return num_clients

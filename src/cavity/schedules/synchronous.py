@@ -1,0 +1,25 @@
+"""Everybody works on the same posterior, and the server waits for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity.interfaces import Plan, Schedule
+
+
+class Synchronous(Schedule):
+    """All clients at once; a round is one exchange with each."""
+
+    def init(self, names: Sequence[str]) -> PyTree:
+        return None
+
+    def next(
+        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+    ) -> tuple[Plan, PyTree]:
+        return Plan(tuple(idle), len(idle)), state
+
+    def visits_per_round(self, num_clients: int) -> int:
+        return num_clients

@@ -1,0 +1,160 @@
+"""What moves between server and client, and what stays: pytrees and plain numbers only.
+
+A `Message` goes from the server to one client, a `Reply` comes back. Their headers (client, version,
+sequence) are what the ledger checks; their contents (`Brief`, `Answer`) are pytrees of arrays with the same
+structure for every client, so that an engine may stack them and run many clients as one program.
+"""
+
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+
+class Report(eqx.Module):
+    """What a client says about one local solve, beside its change. Scalars, in nats where they are energies.
+
+    Attributes:
+        residual: KL(tilted : posterior), how far this client's data still pull; zero at a fixed point.
+        free_energy: the local free energy E_q[log p(y_m | theta) / t_m(theta)] at the posterior received
+            (PVI, property 2.2); NaN where the algorithm does not define it.
+        steps: iterations of the solver.
+        converged: 1 if the tolerance ended the solve, 0 if the step limit did.
+    """
+
+    residual: Any
+    free_energy: Any
+    steps: Any
+    converged: Any
+
+
+class Brief(eqx.Module):
+    """The contents of a message: all that a client half sees besides its own data and local state.
+
+    Attributes:
+        posterior: the server's posterior at the message's version.
+        row: this client's row of the ledger (its accepted factor, with the method's per-client state).
+        shared: whatever else the algorithm sends to everybody (hyperparameters, an average factor).
+    """
+
+    posterior: PyTree
+    row: PyTree
+    shared: PyTree = None
+
+
+class Answer(eqx.Module):
+    """The contents of a reply: the change that the client asks for, and its report."""
+
+    delta: PyTree
+    report: Report
+
+
+class Settlement(eqx.Module):
+    """What became of a client's last answered message: its sequence number, and the exponent it was given."""
+
+    sequence: int = 0
+    exponent: float = 0.0
+
+
+class Message(eqx.Module):
+    """From the server to one client. `settled` tells the client which of its replies was accepted last."""
+
+    client: str
+    version: int
+    sequence: int
+    settled: Settlement
+    brief: Brief
+
+
+class Reply(eqx.Module):
+    """From a client to the server: exactly what leaves the house."""
+
+    client: str
+    version: int
+    sequence: int
+    answer: Answer
+
+
+class Pending(eqx.Module):
+    """What a client has answered but not yet been told the fate of."""
+
+    sequence: int
+    version: int
+    answer: Answer
+    local: PyTree
+
+
+class ClientState(eqx.Module):
+    """What stays at a client between messages; nothing that matters, unless the method keeps latents there.
+
+    Attributes:
+        local: latent variables that never leave the client (None for most methods).
+        row: the client's own factor, in the client-held variant of the ledger only.
+        settled: the sequence number of the last reply known to be accepted.
+        pending: the last answer, until the server says what became of it.
+    """
+
+    local: PyTree = None
+    row: PyTree = None
+    settled: int = 0
+    pending: Pending | None = None
+
+
+class ClientRecord(eqx.Module):
+    """The server's bookkeeping of one client, beside its row.
+
+    Attributes:
+        sequence: the number of the last message sent to it.
+        waiting: the version of the message that is outstanding, or None.
+        settled: its last accepted reply.
+        report: the report that came with it.
+    """
+
+    sequence: int = 0
+    waiting: int | None = None
+    settled: Settlement = Settlement()
+    report: Report | None = None
+
+
+class ServerState(eqx.Module):
+    """Everything that a resume needs.
+
+    Attributes:
+        version: counts the changes of the posterior.
+        seed: all randomness follows from it, the version, and the client's name.
+        prior: a member of the family.
+        posterior: always `rebuild(prior, rows)`, for methods with rows.
+        rows: client name -> row; in the client-held variant a single joint row under `JOINT`.
+        clients: client name -> bookkeeping; the members of the federation, in order.
+        method: the algorithm's own state (damping, optimiser).
+        schedule: the schedule's own state.
+        held_by_clients: whether the clients, and not the server, keep the factors.
+    """
+
+    version: int
+    seed: int
+    prior: PyTree
+    posterior: PyTree
+    rows: dict[str, PyTree]
+    clients: dict[str, ClientRecord]
+    method: PyTree = None
+    schedule: PyTree = None
+    held_by_clients: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members of the federation, in the order in which they joined."""
+        return tuple(self.clients)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The clients with no message outstanding."""
+        return tuple(name for name, record in self.clients.items() if record.waiting is None)
+
+    @property
+    def residuals(self) -> dict[str, float]:
+        """The last residual of each client; infinite before its first reply."""
+        return {
+            name: float("inf") if record.report is None else float(record.report.residual)
+            for name, record in self.clients.items()
+        }
