@@ -19,7 +19,8 @@ def check_partition(parts, num_rows, num_clients, num_left_out=0):
     assert list(parts) == sorted(parts)
     assert all(len(part) > 0 and np.all(np.diff(part) > 0) for part in parts.values())
     assert len(np.unique(rows)) == len(rows) == num_rows - num_left_out
-    assert rows.min() >= 0 and rows.max() < num_rows
+    assert rows.min() >= 0
+    assert rows.max() < num_rows
 
 
 def sizes(parts):
@@ -268,7 +269,8 @@ def test_nobody_is_left_without_rows(split):
 
 def test_names_sort_with_many_clients():
     parts = partition.homogeneous(np.random.default_rng(0), 200, 101)
-    assert min(parts) == "client-000" and max(parts) == "client-100"
+    assert min(parts) == "client-000"
+    assert max(parts) == "client-100"
     check_partition(parts, 200, 101)
 
 

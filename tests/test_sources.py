@@ -30,10 +30,13 @@ def mnist():
 
 @needs_data
 def test_adult(adult):
-    assert adult.x.shape == (48_842, 108) and adult.x.dtype == np.float64
-    assert adult.y.shape == (48_842,) and set(np.unique(adult.y)) == {0, 1}
+    assert adult.x.shape == (48_842, 108)
+    assert adult.x.dtype == np.float64
+    assert adult.y.shape == (48_842,)
+    assert set(np.unique(adult.y)) == {0, 1}
     assert len(adult.columns) == len(set(adult.columns)) == 108
-    assert adult.y[adult.train].sum() == 7_841 and adult.y[adult.test].sum() == 3_846
+    assert adult.y[adult.train].sum() == 7_841
+    assert adult.y[adult.test].sum() == 3_846
     np.testing.assert_array_equal(np.concatenate([adult.train, adult.test]), np.arange(48_842))
 
 
@@ -75,19 +78,15 @@ def test_adult_is_standardised_by_the_training_rows(adult):
     assert np.abs(table.x[:, :6].mean(axis=0)).max() > 1e-3
     np.testing.assert_array_equal(table.x[:, 6:], adult.x[:, 6:])
     assert table.columns == adult.columns
-    mask = np.isin(np.arange(48_842), rows)
-    masked = sources.adult(training_rows=mask)
-    np.testing.assert_allclose(masked.x[:, :6], table.x[:, :6], atol=1e-12)
 
 
 @needs_data
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([0, 0, 1], "repeats rows"),
-        ([5], "at least two"),
+        (np.zeros(48_842, dtype=int), "repeats rows.* mask of booleans"),
+        (np.arange(48_842) == 5, "has 1 rows"),
         ([0, 1], "constant"),
-        (np.zeros(48_842, dtype=int), "mask"),
     ],
 )
 def test_adult_refuses_training_rows(rows, message):
@@ -110,14 +109,18 @@ def test_adult_splits_as_in_table_2(adult):
 
 @needs_data
 def test_mnist(mnist):
-    assert mnist.x.shape == (70_000, 784) and mnist.x.dtype == np.float32
-    assert mnist.x.min() == 0 and mnist.x.max() == 1
+    assert mnist.x.shape == (70_000, 784)
+    assert mnist.x.dtype == np.float32
+    assert mnist.x.min() == 0
+    assert mnist.x.max() == 1
     assert len(mnist.columns) == 784
-    assert len(mnist.train) == 60_000 and mnist.train[-1] == 59_999 and mnist.test[0] == 60_000
-    # The published mean and standard deviation of the training pixels, and first labels of either part.
-    assert abs(mnist.x[mnist.train].mean(dtype=np.float64) - 0.1307) < 1e-4
-    assert abs(mnist.x[mnist.train].std(dtype=np.float64) - 0.3081) < 1e-4
-    assert mnist.y[:5].tolist() == [5, 0, 4, 1, 9] and mnist.y[60_000:60_003].tolist() == [7, 2, 1]
+    assert len(mnist.train) == 60_000
+    assert mnist.train[-1] == 59_999
+    assert mnist.test[0] == 60_000
+    # The published mean of the training pixels, and the first labels of either part.
+    assert abs(mnist.x[:60_000].mean(dtype=np.float64) - 0.1307) < 1e-4
+    assert mnist.y[:5].tolist() == [5, 0, 4, 1, 9]
+    assert mnist.y[60_000:60_003].tolist() == [7, 2, 1]
 
 
 @needs_data
@@ -137,24 +140,22 @@ def copy_of(tmp_path, monkeypatch, name):
 def test_wrong_adult_files(tmp_path, monkeypatch):
     folder = copy_of(tmp_path, monkeypatch, "adult")
     train, test = folder / "adult_train.csv.gz", folder / "adult_test.csv.gz"
-    content = gzip.decompress(test.read_bytes())
+    content = gzip.decompress(train.read_bytes())
 
-    test.write_bytes(gzip.compress(content[: content.rindex(b"\n", 0, -1) + 1], 1))
-    with pytest.raises(
-        ValueError, match=r"adult_test.csv.gz is not .*: the number of rows is 16280, not 16281"
-    ):
+    train.write_bytes(gzip.compress(content[: content.rindex(b"\n", 0, -1) + 1], 1))
+    with pytest.raises(ValueError, match=r"adult_train.csv.gz is not .* number of rows is 32560, not 32561"):
         sources.adult()
-    test.write_bytes(gzip.compress(content.replace(b">50K", b"<=50K", 1), 1))
-    with pytest.raises(ValueError, match="incomes above 50K is 3845, not 3846"):
+    train.write_bytes(gzip.compress(content.replace(b">50K", b"<=50K", 1), 1))
+    with pytest.raises(ValueError, match="incomes above 50K is 7840, not 7841"):
         sources.adult()
-    test.write_bytes(gzip.compress(content.replace(b"age", b"years", 1), 1))
+    train.write_bytes(gzip.compress(content.replace(b"age", b"years", 1), 1))
     with pytest.raises(ValueError, match="set of columns"):
         sources.adult()
-    test.write_bytes(content)
+    train.write_bytes(content)
     with pytest.raises(ValueError, match="not a complete gzip file"):
         sources.adult()
-    test.write_bytes(train.read_bytes())
-    with pytest.raises(ValueError, match="is 32561, not 16281"):
+    train.write_bytes(test.read_bytes())
+    with pytest.raises(ValueError, match="is 16281, not 32561"):
         sources.adult()
 
 
@@ -212,7 +213,7 @@ def adult_frame(directory, first, second):
     frame = pd.DataFrame(rows(first)[1:] + rows(second)[1:], columns=header).replace("?", np.nan)
     for name in ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"):
         frame[name] = frame[name].astype(int)
-    return frame.astype({name: "category" for name in ("workclass", "occupation", "native-country", "class")})
+    return frame.astype(dict.fromkeys(("workclass", "occupation", "native-country", "class"), "category"))
 
 
 @needs_data
@@ -229,11 +230,13 @@ def test_openml_gives_the_same_adult(parts, adult, monkeypatch):
 
 @needs_data
 def test_openml_gives_the_same_mnist(mnist, monkeypatch):
-    bunch = SimpleNamespace(data=mnist.x * np.float32(255), target=mnist.y.astype(str).astype(object))
+    images = np.zeros((70_000, 784), dtype=np.uint8)
+    images[::100] = np.rint(mnist.x[::100] * 255)
+    bunch = SimpleNamespace(data=images, target=mnist.y.astype(str).astype(object))
     monkeypatch.delenv("CAVITY_DATA")
     monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, **__: bunch)
     table = sources.mnist()
-    np.testing.assert_array_equal(table.x, mnist.x)
+    np.testing.assert_array_equal(table.x[::100], mnist.x[::100])
     np.testing.assert_array_equal(table.y, mnist.y)
 
 

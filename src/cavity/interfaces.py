@@ -83,7 +83,7 @@ class Likelihood(eqx.Module):
 
     @abc.abstractmethod
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        """log p(y | f)."""
+        """Log p(y | f)."""
 
     @abc.abstractmethod
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
@@ -114,7 +114,7 @@ class Model(eqx.Module):
 
     @abc.abstractmethod
     def log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        """log p(row | theta) for each row."""
+        """Log p(row | theta) for each row."""
 
     @abc.abstractmethod
     def prepare(self, batch: PyTree) -> PyTree:
@@ -242,11 +242,8 @@ class Damping(eqx.Module):
         """The state before the first reply."""
 
     @abc.abstractmethod
-    def choose(
-        self, state: PyTree, now: np.ndarray, before: np.ndarray, staleness: np.ndarray
-    ) -> tuple[Any, PyTree]:
-        """The exponents of some replies, from their residuals, the same clients' last ones (infinite at first),
-        and how many versions old the posteriors are that they answer."""
+    def choose(self, state: PyTree, residuals: np.ndarray, staleness: np.ndarray) -> tuple[Any, PyTree]:
+        """The exponents of some replies, from their residuals and the age in versions of what they answer."""
 
     @abc.abstractmethod
     def backed_off(self, state: PyTree) -> PyTree:

@@ -68,7 +68,7 @@ def open_ledger(
     if JOINT in names:
         raise ProtocolError(f"no client may be called {JOINT!r}; rename it")
     empty = to_host(algorithm.empty_row())
-    rows = {JOINT: empty} if held_by_clients else {name: empty for name in names}
+    rows = {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
     prior = to_host(algorithm.prior)
     return ServerState(
         version=0,
@@ -82,9 +82,7 @@ def open_ledger(
     )
 
 
-def dispatch(
-    algorithm: Algorithm, server: ServerState, names: Iterable[str]
-) -> tuple[ServerState, list[Message]]:
+def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> tuple[ServerState, list[Message]]:
     """Start a message to each of `names`; one that is still outstanding is abandoned by it."""
     clients, messages = dict(server.clients), []
     shared = algorithm.shared(server)
@@ -139,9 +137,7 @@ def reason_to_refuse(server: ServerState, reply: Reply) -> str | None:
     return None
 
 
-def receive(
-    algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
-) -> tuple[ServerState, Outcome]:
+def receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]) -> tuple[ServerState, Outcome]:
     """Merge what may be merged, refuse the rest; the server's half of one exchange."""
     outcome, admitted = Outcome(), {}
     for reply in replies:
@@ -163,9 +159,7 @@ def receive(
     for name, reply in admitted.items():
         exponent = change.exponents[name]
         settled = Settlement(reply.sequence, exponent) if exponent > 0 else server.clients[name].settled
-        records[name] = replace(
-            server.clients[name], waiting=None, settled=settled, report=reply.answer.report
-        )
+        records[name] = replace(server.clients[name], waiting=None, settled=settled, report=reply.answer.report)
         if exponent > 0:
             outcome.accepted[name] = exponent
         else:
@@ -181,14 +175,13 @@ def receive(
 
 
 def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
-    """row <- merge(row, delta, exponent) for each reply, and q <- rebuild(prior, rows).
+    """Row <- merge(row, delta, exponent) for each reply, and q <- rebuild(prior, rows).
 
     The algorithm's damping proposes the exponents; they are halved together until the product is proper.
     """
     exponents, method = algorithm.damping.choose(
         server.method,
-        now=np.array([float(reply.answer.report.residual) for reply in replies]),
-        before=np.array([server.residuals[reply.client] for reply in replies]),
+        residuals=np.array([float(reply.answer.report.residual) for reply in replies]),
         staleness=np.array([server.version - reply.version for reply in replies]),
     )
     exponents = np.asarray(exponents, np.float64)
@@ -279,9 +272,7 @@ def brief_for(state: ClientState, message: Message) -> Brief:
     return message.brief if state.row is None else replace(message.brief, row=state.row)
 
 
-def commit(
-    state: ClientState, message: Message, answer: Any, local: PyTree
-) -> tuple[ClientState, Reply]:
+def commit(state: ClientState, message: Message, answer: Any, local: PyTree) -> tuple[ClientState, Reply]:
     """Keep the answer as pending and make the reply; a client writes this state before it sends."""
     pending = Pending(message.sequence, message.version, answer, local)
     return replace(state, pending=pending), Reply(message.client, message.version, message.sequence, answer)

@@ -12,31 +12,17 @@ is in JAX's precision for the given arrays (float32 unless 64-bit types are enab
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 # Averages of probabilities may exceed one, and sums of them miss it, by rounding; bfloat16 has three digits.
 _ABOVE_ONE = 1e-5
 _SUM_TOLERANCE = 1e-2
-
-
-class Reliability(NamedTuple):
-    """A reliability diagram: one entry for each bin, of shape [num_bins].
-
-    Attributes:
-        confidence: Mean probability of the predicted class. NaN where the bin is empty.
-        accuracy: Share of correct predictions. NaN where the bin is empty.
-        count: Number of examples.
-    """
-
-    confidence: Array
-    accuracy: Array
-    count: Array
 
 
 def log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> Array:
@@ -109,7 +95,7 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> Array:
 
 def reliability(
     probabilities: ArrayLike, labels: ArrayLike, num_bins: int = 15, equal_count: bool = False
-) -> Reliability:
+) -> tuple[Array, Array, Array]:
     """Confidence and accuracy of the predicted class, in bins of confidence.
 
     The confidence is the probability of the most probable class; for shape [n] it is max(p, 1 - p).
@@ -123,7 +109,8 @@ def reliability(
             confidences keep the order of the rows, so where they straddle a cut the result depends on it.
 
     Returns:
-        Confidence, accuracy and count of each bin.
+        For each bin, shape [num_bins]: the mean confidence, the share of correct predictions, and the number
+        of examples. The first two are NaN where a bin is empty.
 
     Example:
         >>> probabilities, labels = np.array([0.9, 0.2, 0.8, 0.6]), np.array([1, 0, 0, 1])
@@ -138,7 +125,7 @@ def reliability(
 
 
 @partial(jax.jit, static_argnames=("num_bins", "equal_count"))
-def _in_bins(confidence: Array, correct: Array, num_bins: int, equal_count: bool) -> Reliability:
+def _in_bins(confidence: Array, correct: Array, num_bins: int, equal_count: bool) -> tuple[Array, Array, Array]:
     num_examples = confidence.shape[0]
     if equal_count:
         rank = jnp.argsort(jnp.argsort(confidence))
@@ -156,7 +143,7 @@ def _in_bins(confidence: Array, correct: Array, num_bins: int, equal_count: bool
         total = jnp.sum(jnp.where(member, values, 0), axis=1)
         return jnp.where(defined, total / jnp.maximum(count, 1), jnp.nan)
 
-    return Reliability(mean_in_bin(confidence), mean_in_bin(correct), count)
+    return mean_in_bin(confidence), mean_in_bin(correct), count
 
 
 def expected_calibration_error(
@@ -208,25 +195,27 @@ def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]
     """Probabilities of shape [n, k] and integer labels of shape [n], or a ValueError about what is wrong."""
     shape, labels_shape = np.shape(probabilities), np.shape(labels)
     if len(shape) not in (1, 2) or labels_shape != shape[:1]:
-        raise ValueError(
-            f"probabilities [n, k] or [n] and labels [n] are needed; shapes are {shape}, {labels_shape}"
-        )
+        raise ValueError(f"probabilities [n, k] or [n] and labels [n] are needed; shapes are {shape}, {labels_shape}")
     if 0 in shape or shape[1:] == (1,):
         raise ValueError(f"at least one example and two classes are needed; probabilities have shape {shape}")
-    if not isinstance(probabilities, jax.core.Tracer):
+    if not isinstance(probabilities, Tracer):
         _check_probabilities(np.asarray(probabilities))
-    if isinstance(labels, jax.core.Tracer):
-        if jnp.issubdtype(labels.dtype, jnp.floating):
-            raise ValueError(f"inside jit, labels must be integers or booleans; they are {labels.dtype}")
+    if isinstance(labels, Tracer):
+        if jnp.issubdtype(jnp.result_type(labels), jnp.floating):
+            raise ValueError("inside jit, labels must be integers or booleans; they are floating-point numbers")
     else:
         _check_labels(np.asarray(labels), num_classes=shape[1] if len(shape) == 2 else 2)
-    classes = jnp.asarray(probabilities)
+    return _canonical(jnp.asarray(probabilities), jnp.asarray(labels))
+
+
+@jax.jit
+def _canonical(classes: Array, labels: Array) -> tuple[Array, Array]:
     if not jnp.issubdtype(classes.dtype, jnp.floating):
         classes = classes.astype(float)
     classes = jnp.clip(classes, 0, 1)
     if classes.ndim == 1:
         classes = jnp.stack([1 - classes, classes], axis=1)
-    return classes, jnp.asarray(labels).astype(int)
+    return classes, labels.astype(int)
 
 
 def _check_probabilities(probabilities: np.ndarray) -> None:
@@ -235,16 +224,12 @@ def _check_probabilities(probabilities: np.ndarray) -> None:
         raise ValueError(f"probabilities have {num_nan} NaN among {probabilities.size} values")
     low, high = float(np.min(probabilities)), float(np.max(probabilities))
     if low < 0 or high > 1 + _ABOVE_ONE:
-        raise ValueError(
-            f"probabilities must be in [0, 1]; they reach from {low:g} to {high:g}. Are they logits?"
-        )
+        raise ValueError(f"probabilities must be in [0, 1]; they reach from {low:g} to {high:g}. Are they logits?")
     if probabilities.ndim == 2:
         sums = probabilities.sum(axis=1, dtype=np.float64)
         worst = int(np.argmax(np.abs(sums - 1)))
         if abs(sums[worst] - 1) > _SUM_TOLERANCE:
-            raise ValueError(
-                f"probabilities must sum to one in each row; row {worst} sums to {sums[worst]:g}"
-            )
+            raise ValueError(f"probabilities must sum to one in each row; row {worst} sums to {sums[worst]:g}")
 
 
 def _check_labels(labels: np.ndarray, num_classes: int) -> None:

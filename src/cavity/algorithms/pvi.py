@@ -76,9 +76,7 @@ class PVI(RowAlgorithm):
         cavity = brief.posterior / brief.row
         return Problem(self.model, self.loss.at(cavity), self.divergence, cavity, brief.posterior, data)
 
-    def answer(
-        self, brief: Brief, local: PyTree, problem: Problem, solution: Solution
-    ) -> tuple[Answer, PyTree]:
+    def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
         delta = solution.tilted / brief.posterior
         report = Report(
             residual=solution.tilted.kl(brief.posterior),

@@ -78,9 +78,7 @@ def size_and_label_skew(
     num_small = int(np.floor(num_rows / num_clients * (1 - beta) + _ROUNDING))
     num_large = int(np.floor(num_rows / num_clients * (1 + beta) + _ROUNDING))
     if num_small == 0:
-        raise ValueError(
-            f"beta = {beta} leaves small clients no row, for {num_rows / num_clients:g} on average"
-        )
+        raise ValueError(f"beta = {beta} leaves small clients no row, for {num_rows / num_clients:g} on average")
     num_negative = int(np.floor(num_small * (1 - eta * (1 - kappa)) + _ROUNDING))
     num_positive = num_small - num_negative
 
@@ -89,7 +87,7 @@ def size_and_label_skew(
     for kind, rows, needed in (("positive", positives, num_positive), ("negative", negatives, num_negative)):
         if half * needed > len(rows):
             raise ValueError(
-                f"not enough {kind} labels: {half} small clients need {needed} each, the data have {len(rows)}. "
+                f"not enough {kind} labels: {half} small clients need {needed} each, there are {len(rows)}. "
                 f"Take a larger beta than {beta}, or a kappa nearer to zero than {kappa}"
             )
     positives, other_positives = np.split(positives, [half * num_positive])
@@ -99,9 +97,7 @@ def size_and_label_skew(
     return _named([*small, *others[: half * num_large].reshape(half, num_large)])
 
 
-def label_shards(
-    rng: np.random.Generator, labels: np.ndarray, num_clients: int, shards_per_client: int
-) -> Partition:
+def label_shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int, shards_per_client: int) -> Partition:
     """Rows sorted by label and cut into equal shards, of which each client is dealt some at random.
 
     The scheme of McMahan et al. (2017). A shard may straddle two labels, so a client with two shards mostly
@@ -125,9 +121,7 @@ def label_shards(
     return _named([np.concatenate([shards[i] for i in hand]) for hand in dealt])
 
 
-def dirichlet(
-    rng: np.random.Generator, labels: np.ndarray, num_clients: int, concentration: float
-) -> Partition:
+def dirichlet(rng: np.random.Generator, labels: np.ndarray, num_clients: int, concentration: float) -> Partition:
     """Clients of equal size (to within one row), each with label shares from a Dirichlet distribution.
 
     The scheme of Hsu et al. (2019): client m draws pi_m ~ Dirichlet(concentration * p), with p the label
@@ -190,8 +184,9 @@ def k_means(rng: np.random.Generator, features: np.ndarray, num_clients: int) ->
     scale = features.std(axis=0)
     standardised = (features - features.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
     seed = int(rng.integers(2**31))
-    cluster = KMeans(n_clusters=num_clients, n_init=10, random_state=seed).fit(standardised).labels_
-    return _named([np.flatnonzero(cluster == i) for i in range(num_clients)])
+    clusters = KMeans(num_clients, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
+    nearest = clusters.fit_predict(standardised)
+    return _named([np.flatnonzero(nearest == i) for i in range(num_clients)])
 
 
 def by_column(values: Sequence[Any] | np.ndarray) -> Partition:
@@ -204,9 +199,7 @@ def by_column(values: Sequence[Any] | np.ndarray) -> Partition:
     column = _one_dimensional(values)
     names, codes = np.unique([str(value) for value in column], return_inverse=True)
     if num_missing := sum(value is None or str(value) in ("", "nan", "NaT", "<NA>") for value in column):
-        raise ValueError(
-            f"the column has {num_missing} missing values; give those rows a client or drop them"
-        )
+        raise ValueError(f"the column has {num_missing} missing values; give those rows a client or drop them")
     return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
 
 
@@ -227,9 +220,7 @@ def select(batch: Batch, indices: Mapping[str, np.ndarray]) -> dict[str, Batch]:
     for name, rows in indices.items():
         # JAX would clamp an index that is out of bounds, and count the last row again.
         if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < num_rows:
-            raise IndexError(
-                f"client {name!r}: rows {np.min(rows)} to {np.max(rows)} of a batch of {num_rows}"
-            )
+            raise IndexError(f"client {name!r}: rows {np.min(rows)} to {np.max(rows)} of a batch of {num_rows}")
     return {name: jax.tree.map(lambda leaf, rows=rows: leaf[rows], batch) for name, rows in indices.items()}
 
 
@@ -249,9 +240,7 @@ def _positive(labels: np.ndarray) -> np.ndarray:
     labels = _one_dimensional(labels)
     values = np.unique(labels)
     if len(values) != 2 or values.dtype.kind not in "biuf" or not values[0] <= 0 < values[1]:
-        raise ValueError(
-            f"labels must have two values, one of them above zero; they have {values[:5].tolist()}"
-        )
+        raise ValueError(f"labels must have two values, one of them above zero; they have {values[:5].tolist()}")
     return labels > 0
 
 

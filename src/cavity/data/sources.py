@@ -97,8 +97,8 @@ def adult(training_rows: np.ndarray | None = None) -> Table:
     columns = list(_ADULT_NUMERIC)
     blocks = [_standardise(numeric, training_rows)]
     for column in _ADULT_CATEGORICAL:
-        levels = np.unique(raw[column])
-        blocks.append((raw[column][:, None] == levels).astype(np.float64))
+        levels, codes = np.unique(raw[column], return_inverse=True)
+        blocks.append(np.eye(len(levels))[codes])
         columns += [f"{column}={level}" for level in levels]
     num_train, num_rows = _ADULT_TRAIN[0], len(numeric)
     return Table(
@@ -132,9 +132,7 @@ def mnist() -> Table:
         origin = str(folder)
         sizes = {"train": 60_000, "t10k": 10_000}
         labels = [_idx_file(folder / f"{part}-labels-idx1-ubyte.gz", (n,)) for part, n in sizes.items()]
-        images = [
-            _idx_file(folder / f"{part}-images-idx3-ubyte.gz", (n, 28, 28)) for part, n in sizes.items()
-        ]
+        images = [_idx_file(folder / f"{part}-images-idx3-ubyte.gz", (n, 28, 28)) for part, n in sizes.items()]
         images = np.concatenate(images).reshape(-1, 784)
         labels = np.concatenate(labels).astype(np.int64)
     _check(origin, "the shape of the images", images.shape, (70_000, 784))
@@ -144,9 +142,11 @@ def mnist() -> Table:
     ):
         counts = tuple(np.bincount(labels[rows], minlength=10).tolist())
         _check(origin, f"the count of each digit in the {part} part", counts, expected)
+    pixels = images.astype(np.float32)
+    pixels /= 255
     return Table(
         name="mnist",
-        x=images.astype(np.float32) / 255,
+        x=pixels,
         y=labels,
         columns=tuple(f"pixel_{i:03d}" for i in range(784)),
         train=np.arange(60_000),
@@ -159,7 +159,7 @@ def _adult_file(path: Path, counts: tuple[int, int]) -> dict[str, np.ndarray]:
     header, *rows = csv.reader(_unzipped(path).decode("utf-8").splitlines())
     _check(path, "the set of columns", set(header), {*_ADULT_NUMERIC, *_ADULT_CATEGORICAL, "income"})
     _check(path, "the number of rows", len(rows), counts[0])
-    raw = dict(zip(header, np.array(rows).T, strict=True))
+    raw = {name: np.array(values) for name, values in zip(header, zip(*rows, strict=True), strict=True)}
     _check(path, "the number of incomes above 50K", int(np.sum(raw["income"] == ">50K")), counts[1])
     return raw
 
@@ -168,9 +168,7 @@ def _adult_from_openml() -> dict[str, np.ndarray]:
     """The same columns from OpenML, which writes NaN for "?" and may have the test rows first."""
     origin = "OpenML's adult, version 2"
     frame = _openml("adult", version=2, as_frame=True).frame
-    frame = frame.rename(
-        columns={name: name.replace("-", "_") for name in frame.columns} | {"class": "income"}
-    )
+    frame = frame.rename(columns={name: name.replace("-", "_") for name in frame.columns} | {"class": "income"})
     _check(origin, "the set of columns", set(frame.columns), {*_ADULT_NUMERIC, *_ADULT_CATEGORICAL, "income"})
     _check(origin, "the number of rows", len(frame), _ADULT_TRAIN[0] + _ADULT_TEST[0])
     raw = {column: frame[column].to_numpy() for column in _ADULT_NUMERIC}
@@ -192,20 +190,14 @@ def _adult_from_openml() -> dict[str, np.ndarray]:
 
 def _standardise(numeric: np.ndarray, training_rows: np.ndarray | None) -> np.ndarray:
     """Columns minus the mean, over the standard deviation (divisor n), of the training rows."""
-    rows = (
-        np.arange(len(numeric))
-        if training_rows is None
-        else np.arange(len(numeric))[np.asarray(training_rows)]
-    )
+    rows = np.arange(len(numeric)) if training_rows is None else np.arange(len(numeric))[np.asarray(training_rows)]
     if len(np.unique(rows)) != len(rows):
         raise ValueError("training_rows repeats rows; pass distinct row indices, or a mask of booleans")
     if len(rows) < 2:
         raise ValueError(f"training_rows has {len(rows)} rows; at least two are needed to standardise")
     mean, scale = numeric[rows].mean(axis=0), numeric[rows].std(axis=0)
     if np.any(scale == 0):
-        raise ValueError(
-            f"numeric columns {np.flatnonzero(scale == 0).tolist()} are constant in training_rows"
-        )
+        raise ValueError(f"numeric columns {np.flatnonzero(scale == 0).tolist()} are constant in training_rows")
     return (numeric - mean) / scale
 
 

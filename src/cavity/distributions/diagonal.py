@@ -69,7 +69,7 @@ class DiagonalGaussian(Gaussian):
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> DiagonalGaussian:
         return DiagonalGaussian(self.precision * mean, self.precision)
 
-    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> DiagonalGaussian:
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)
         return DiagonalGaussian(diagonal * self.mean - gradient, diagonal)
 

@@ -84,7 +84,7 @@ class FullGaussian(Gaussian):
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> FullGaussian:
         return FullGaussian(self.precision @ mean, self.precision)
 
-    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> FullGaussian:
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> FullGaussian:
         matrix = jnp.diag(hessian) if hessian.ndim == 1 else hessian
         return FullGaussian(matrix @ self.mean - gradient, matrix)
 
@@ -96,9 +96,7 @@ class FullGaussian(Gaussian):
         for k, left in enumerate(designs):
             # cov(f_k, f_l) = x_k' Sigma_kl x_l, for all l at once
             mapped = left @ covariance[edges[k] : edges[k + 1]]
-            rows.append(
-                [jnp.sum(mapped[:, edges[m] : edges[m + 1]] * x, axis=1) for m, x in enumerate(designs)]
-            )
+            rows.append([jnp.sum(mapped[:, edges[m] : edges[m + 1]] * x, axis=1) for m, x in enumerate(designs)])
         return jnp.stack(means, -1), jnp.stack([jnp.stack(row, -1) for row in rows], -2)
 
     def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:

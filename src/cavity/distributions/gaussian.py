@@ -7,6 +7,7 @@ what Lambda may be: any symmetric matrix, a diagonal, a multiple of the identity
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Sequence
 from typing import Self
 
@@ -28,7 +29,7 @@ class Gaussian(ExponentialFamily):
     @property
     @abc.abstractmethod
     def mean(self) -> Float[Array, " d"]:
-        """mu = Lambda^-1 h."""
+        """Mu = Lambda^-1 h."""
 
     @property
     @abc.abstractmethod
@@ -50,7 +51,7 @@ class Gaussian(ExponentialFamily):
         """The same precision around another mean."""
 
     @abc.abstractmethod
-    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> Self:
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> Self:
         """The factor of eq. (3) for a loss with E_q[grad] and E_q[hessian] at this q.
 
         By Bonnet's and Price's theorems d/dmu E_q[loss] in the mean parameters is (H mu - g, H), with H
@@ -58,14 +59,12 @@ class Gaussian(ExponentialFamily):
         """
 
     @abc.abstractmethod
-    def map_moments(
-        self, designs: Sequence[Float[Array, "n _"]]
-    ) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
+    def map_moments(self, designs: Sequence[Float[Array, "n _"]]) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
         """Mean and covariance of f_k = X_k theta_k per row, where theta is the blocks theta_k in a row."""
 
     @abc.abstractmethod
     def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
-        """mu + L noise with L L' the covariance: standard normal noise becomes draws of q."""
+        """Mu + L noise with L L' the covariance: standard normal noise becomes draws of q."""
 
     def transform(self, key, shape):
         dtype = jnp.result_type(float)
@@ -77,10 +76,10 @@ def split(vector: Float[ArrayLike, " d"], designs: Sequence[Float[Array, "n _"]]
     edges = [0]
     for design in designs:
         edges.append(edges[-1] + design.shape[1])
-    return [jnp.asarray(vector)[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [jnp.asarray(vector)[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def symmetric_kl_terms(ratio: Float[Array, " d"]) -> Float[Array, ""]:
-    """sum of (r - 1 - log r), each non-negative: exact where the plain difference of traces and logs cancels."""
+    """Sum of (r - 1 - log r), each non-negative: exact where the plain difference of traces and logs cancels."""
     excess = ratio - 1.0
     return jnp.sum(excess - jnp.log1p(excess))

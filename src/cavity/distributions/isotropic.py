@@ -72,7 +72,7 @@ class IsotropicGaussian(Gaussian):
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> IsotropicGaussian:
         return IsotropicGaussian(self.precision * mean, self.precision)
 
-    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, "..."]) -> IsotropicGaussian:
+    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates
         curvature = jnp.mean(hessian if hessian.ndim == 1 else jnp.diagonal(hessian))
         return IsotropicGaussian(curvature * self.mean - gradient, curvature)

@@ -66,7 +66,7 @@ class ExponentialFamily(Distribution):
         """Draws of a member that is known to be proper; differentiable in eta where that is possible."""
 
     def log_factor(self, theta: PyTree) -> Float[Array, ""]:
-        """eta . T(theta): the log density without its normaliser, defined for improper members too."""
+        """Eta . T(theta): the log density without its normaliser, defined for improper members too."""
         return inner(self, self.statistics(theta))
 
     def log_prob(self, theta: PyTree) -> Float[Array, ""]:
@@ -87,7 +87,7 @@ class ExponentialFamily(Distribution):
 
 
 def inner(q: ExponentialFamily, statistics: Sequence[Array]) -> Float[Array, ""]:
-    """eta . t, over all leaves."""
+    """Eta . t, over all leaves."""
     return sum(jnp.sum(eta * t) for eta, t in zip(jax.tree.leaves(q), statistics, strict=True))  # pyright: ignore[reportReturnType]
 
 

@@ -44,4 +44,3 @@ def entry_names(tree: PyTree) -> tuple[str, ...]:
         else:
             names.extend(f"{label}[{','.join(map(str, index))}]" for index in np.ndindex(*shape))
     return tuple(names)
-

@@ -88,8 +88,7 @@ class LocalEngine(Engine):
         padded = [pad(data, longest) for data in clients.values()]
         self._data = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *padded)
         self._states = {
-            name: (states or {}).get(name)
-            or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
+            name: (states or {}).get(name) or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
             for name, data in clients.items()
         }
         self._queue: list[Message] = []

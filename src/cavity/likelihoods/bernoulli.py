@@ -64,4 +64,3 @@ class BernoulliProbit(ClosedFormMean):
 
     def check(self, y: np.ndarray) -> str | None:
         return _check_binary(y)
-

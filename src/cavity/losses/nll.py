@@ -15,9 +15,7 @@ class NegativeLogLikelihood(Loss):
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         return -model.log_prob(theta, batch)
 
-    def of_predictor(
-        self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any
-    ) -> Float[Array, " *batch"]:
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         return -likelihood.log_prob(f, y)
 
     def at(self, cavity: Any) -> Loss:

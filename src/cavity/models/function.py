@@ -65,9 +65,7 @@ class FunctionModel(PredictiveModel):
             raise DataError(f"arrays of {sorted({len(array) for array in arrays})} rows; all must have the same rows")
         return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
 
-    def predict(
-        self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
-    ) -> Prediction:
+    def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         if self.predictor is None:
             raise CavityError("this model has no predictor; give `function_model(..., predictor=...)` one")
         predictor = self.predictor

@@ -49,9 +49,7 @@ def predict_from_predictor(
     return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
 
 
-def _by_closed_form(
-    likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"]
-) -> Prediction:
+def _by_closed_form(likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"]) -> Prediction:
     """Only the first predictor moves the mean, and monotonically; the others stay at their means."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(32)
     points = np.concatenate([nodes, [-NORMAL_90, NORMAL_90]])

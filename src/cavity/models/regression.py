@@ -104,9 +104,7 @@ class Regression(LinearModel, ConjugateModel, PredictiveModel):
             raise DataError(problem)
         return x, y
 
-    def predict(
-        self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
-    ) -> Prediction:
+    def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
         mean, covariance = posterior.map_moments(designs)
         return predict_from_predictor(key, self.likelihood, mean, covariance, num_draws)
@@ -164,7 +162,7 @@ def linear_regression(
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:
-    """y ~ N(x . beta, noise^2). With `noise_sd` given the posterior is exact; without it, log noise is estimated.
+    """Y ~ N(x . beta, noise^2). With `noise_sd` given the posterior is exact; without it, log noise is estimated.
 
     Args:
         features: the names of the columns of x, or how many there are.
@@ -179,9 +177,7 @@ def linear_regression(
             raise CavityError(f"noise_sd must be positive, not {noise_sd}; leave it out to estimate it")
         return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, family, intercept)
     outputs, constant = ("", "log_noise_sd"), (False, True)
-    return _regression(
-        GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant
-    )
+    return _regression(GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant)
 
 
 def logistic_regression(
@@ -216,7 +212,7 @@ def poisson_regression(
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:
-    """y ~ Poisson(exp(x . beta)). Arguments as in `linear_regression`; beta is a log rate ratio."""
+    """Y ~ Poisson(exp(x . beta)). Arguments as in `linear_regression`; beta is a log rate ratio."""
     return _regression(PoissonLog(), features, prior, prior_scale, family, intercept)
 
 

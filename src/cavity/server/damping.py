@@ -6,6 +6,7 @@ is not damping's concern alone: the ledger halves the exponents until it is prop
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -28,10 +29,8 @@ class Fixed(Damping):
     def init(self, num_clients: int) -> PyTree:
         return None
 
-    def choose(
-        self, state: PyTree, now: np.ndarray, before: np.ndarray, staleness: np.ndarray
-    ) -> tuple[np.ndarray, PyTree]:
-        return np.full(len(now), self.exponent), state
+    def choose(self, state: PyTree, residuals: np.ndarray, staleness: np.ndarray) -> tuple[np.ndarray, PyTree]:
+        return np.full(len(residuals), self.exponent), state
 
     def backed_off(self, state: PyTree) -> PyTree:
         return state
@@ -43,36 +42,51 @@ def one_over(num_clients: int) -> Fixed:
 
 
 class AdaptiveState(eqx.Module):
-    """The exponent in force."""
+    """The exponent in force, and the residuals by which it is judged.
 
-    exponent: float = 1.0
+    Attributes:
+        exponent: of the next delta.
+        previous: the sum of residuals over the last whole round.
+        total: the sum so far in this round.
+        replies: how many replies it has so far.
+        num_clients: how many make a round.
+    """
+
+    exponent: float
+    previous: float
+    total: float
+    replies: int
+    num_clients: int
 
 
 class Adaptive(Damping):
     """Start at 1, back off when the residual grows or the product is improper, recover after.
 
-    The residual of the clients that reply now is compared with the residual that the same clients had when
-    they last replied: in a synchronous round that is all of them, in a sequential one the one at work.
+    Residuals are summed over rounds (as many replies as there are clients) and compared from round to round, so
+    that one client's turn in a sequential pass is not mistaken for a trend.
 
     Attributes:
-        smallest: the exponent is never chosen below this.
-        recovery: the factor by which the exponent grows after a reply that did better.
+        smallest: the residual alone never drives the exponent below this.
+        recovery: the factor by which the exponent grows after a round that did better.
     """
 
     smallest: float = 0.05
     recovery: float = 1.25
 
     def init(self, num_clients: int) -> AdaptiveState:
-        return AdaptiveState()
+        return AdaptiveState(1.0, float("inf"), 0.0, 0, num_clients)
 
-    def choose(
-        self, state: AdaptiveState, now: np.ndarray, before: np.ndarray, staleness: np.ndarray
-    ) -> tuple[Any, AdaptiveState]:
-        if np.sum(now) > np.sum(before):
-            exponent = max(state.exponent / 2, self.smallest)
+    def choose(self, state: AdaptiveState, residuals: np.ndarray, staleness: np.ndarray) -> tuple[Any, AdaptiveState]:
+        total, replies = state.total + float(np.sum(residuals)), state.replies + len(residuals)
+        if replies < state.num_clients:
+            state = replace(state, total=total, replies=replies)
+        elif total > state.previous:
+            exponent = max(state.exponent / 2, min(state.exponent, self.smallest))
+            state = AdaptiveState(exponent, total, 0.0, 0, state.num_clients)
         else:
             exponent = min(state.exponent * self.recovery, 1.0)
-        return np.full(len(now), exponent), AdaptiveState(exponent)
+            state = AdaptiveState(exponent, total, 0.0, 0, state.num_clients)
+        return np.full(len(residuals), state.exponent), state
 
     def backed_off(self, state: AdaptiveState) -> AdaptiveState:
-        return AdaptiveState(state.exponent / 2)
+        return replace(state, exponent=state.exponent / 2)

@@ -1,7 +1,9 @@
 """E_q[loss] and its derivatives under a Gaussian q, without Monte Carlo noise.
 
 By Bonnet's and Price's theorems, dE_q[loss]/dmu = E_q[gradient] and dE_q[loss]/dSigma = E_q[hessian] / 2, so the
-expected gradient and Hessian in theta are all that the natural gradient needs (PVI, eqs. 3 and 4).
+expected gradient and Hessian in theta are all that the natural gradient needs (PVI, eqs. 3 and 4). They are read
+from right to left here: the expected Hessian is twice the derivative of the quadrature sum in Sigma. So the fixed
+point is a stationary point of that very sum, however coarse its nodes are, and no second derivative is taken.
 All quantities are sums over rows, weighted by `data.weight`.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import abc
 from functools import cache
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -58,6 +61,13 @@ def normal_nodes(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([whitened, -whitened]), np.full(2 * half, 0.5 / half)
 
 
+def _cholesky(covariance: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
+    """A root of each row's covariance; the floor keeps derivatives finite where a row of zeros has none."""
+    size = covariance.shape[-1]
+    covariance = covariance + jnp.finfo(covariance.dtype).eps ** 2 * jnp.eye(size, dtype=covariance.dtype)
+    return jnp.sqrt(covariance) if size == 1 else jnp.linalg.cholesky(covariance)
+
+
 class PredictorQuadrature(Expectation):
     """For models with few linear predictors per row: an integral over f, not over theta."""
 
@@ -68,55 +78,37 @@ class PredictorQuadrature(Expectation):
                 "has none. Use ThetaNodes, or leave the choice to the solver"
             )
 
-    def _rows(self, problem: Problem, q: Gaussian):
+    def _value(self, problem: Problem, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any):
         assert isinstance(problem.model, LinearModel)
-        designs, y = problem.model.designs(problem.data.batch)
-        mean, covariance = q.map_moments(designs)
         nodes, weights = normal_nodes(mean.shape[-1])
-        nodes = jnp.asarray(nodes, mean.dtype)
-        if mean.shape[-1] == 1:
-            f = mean[:, None] + jnp.sqrt(covariance[..., 0])[:, None] * nodes
-        else:
-            floor = jnp.finfo(mean.dtype).tiny * jnp.eye(mean.shape[-1], dtype=mean.dtype)
-            f = mean[:, None] + jnp.einsum("nkl,sl->nsk", jnp.linalg.cholesky(covariance + floor), nodes)
-
-        def loss(f: Float[Array, "n s k"]) -> Float[Array, "n s"]:
-            assert isinstance(problem.model, LinearModel)
-            return problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
-
-        return designs, f, jnp.asarray(weights, mean.dtype), loss
+        spread = _cholesky(covariance)
+        f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))
+        losses = problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
+        return problem.data.weight @ (losses @ jnp.asarray(weights, mean.dtype))
 
     def value(self, problem: Problem, q: Gaussian) -> Float[Array, ""]:
-        _, f, weights, loss = self._rows(problem, q)
-        return problem.data.weight @ (loss(f) @ weights)
+        assert isinstance(problem.model, LinearModel)
+        designs, y = problem.model.designs(problem.data.batch)
+        return self._value(problem, *q.map_moments(designs), y)
 
     def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
-        designs, f, weights, loss = self._rows(problem, q)
-        row_weight = problem.data.weight
-
-        def slope(f: Float[Array, "n s k"]) -> Float[Array, "n s k"]:
-            return jax.grad(lambda f: jnp.sum(loss(f)))(f)  # rows and nodes are independent of each other
-
-        def bend(k: int) -> Float[Array, "n s k"]:
-            direction = jnp.zeros_like(f).at[..., k].set(1.0)
-            return jax.jvp(slope, (f,), (direction,))[1]
-
-        def expect(values: Float[Array, "n s k"]) -> Float[Array, "n k"]:
-            return row_weight[:, None] * jnp.einsum("nsk,s->nk", values, weights)
-
-        first = expect(slope(f))
-        second = [expect(bend(k)) for k in range(len(designs))]
-        gradient = jnp.concatenate([x.T @ first[:, k] for k, x in enumerate(designs)])
+        assert isinstance(problem.model, LinearModel)
+        designs, y = problem.model.designs(problem.data.batch)
+        value, (slope, bend) = jax.value_and_grad(lambda moments: self._value(problem, *moments, y))(
+            q.map_moments(designs)
+        )
+        bend = bend + jnp.swapaxes(bend, -1, -2)  # twice the derivative in a symmetric matrix
+        gradient = jnp.concatenate([x.T @ slope[:, k] for k, x in enumerate(designs)])
         if full_hessian:
             hessian = jnp.block(
                 [
-                    [(x * second[k][:, m, None]).T @ other for m, other in enumerate(designs)]
+                    [(x * bend[:, k, m, None]).T @ other for m, other in enumerate(designs)]
                     for k, x in enumerate(designs)
                 ]
             )
         else:
-            hessian = jnp.concatenate([(x**2).T @ second[k][:, k] for k, x in enumerate(designs)])
-        return row_weight @ (loss(f) @ weights), gradient, hessian
+            hessian = jnp.concatenate([(x**2).T @ bend[:, k, k] for k, x in enumerate(designs)])
+        return value, gradient, hessian
 
 
 class ThetaNodes(Expectation):
@@ -126,26 +118,24 @@ class ThetaNodes(Expectation):
         if not isinstance(model.prior, Gaussian):
             raise UnsuitableError(f"nodes in theta need a Gaussian family, not {type(model.prior).__name__}")
 
+    def _value(self, problem: Problem, mean: Float[Array, " d"], covariance: Float[Array, "d d"]) -> Float[Array, ""]:
+        nodes, weights = normal_nodes(len(mean))
+        theta = mean + jnp.asarray(nodes, mean.dtype) @ jnp.linalg.cholesky(covariance).T
+
+        def total(theta: Float[Array, " d"]) -> Float[Array, ""]:
+            return problem.data.weight @ problem.loss(problem.model, theta, problem.data.batch)
+
+        return jnp.asarray(weights, mean.dtype) @ jax.vmap(total)(theta)
+
     def value(self, problem: Problem, q: Gaussian) -> Float[Array, ""]:
-        nodes, weights = normal_nodes(q.dimension)
-        theta = q.reparameterise(jnp.asarray(nodes, q.mean.dtype))
-        return jnp.asarray(weights, theta.dtype) @ jax.vmap(lambda t: self._total(problem, t))(theta)
+        return self._value(problem, q.mean, q.covariance)
 
     def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
-        nodes, weights = normal_nodes(q.dimension)
-        theta = q.reparameterise(jnp.asarray(nodes, q.mean.dtype))
-
-        def at(t: Float[Array, " d"]) -> Derivatives:
-            value, gradient = jax.value_and_grad(lambda t: self._total(problem, t))(t)
-            hessian = jax.hessian(lambda t: self._total(problem, t))(t)
-            return value, gradient, hessian if full_hessian else jnp.diagonal(hessian)
-
-        # one node after the other: memory of one Hessian, not of all
-        averaged = jax.lax.map(at, theta)
-        return jax.tree.map(lambda leaf: jnp.tensordot(jnp.asarray(weights, leaf.dtype), leaf, 1), averaged)
-
-    def _total(self, problem: Problem, theta: Float[Array, " d"]) -> Float[Array, ""]:
-        return problem.data.weight @ problem.loss(problem.model, theta, problem.data.batch)
+        value, (gradient, bend) = jax.value_and_grad(lambda moments: self._value(problem, *moments))(
+            (q.mean, q.covariance)
+        )
+        hessian = bend + bend.T
+        return value, gradient, hessian if full_hessian else jnp.diagonal(hessian)
 
 
 def default_expectation(model: Model) -> Expectation:

@@ -38,7 +38,7 @@ class Evaluation(eqx.Module):
     objective: Float[Array, ""]
     expected_loss: Float[Array, ""]
     gradient: Float[Array, " d"]
-    hessian: Float[Array, "..."]
+    hessian: Float[Array, ...]
 
 
 class NaturalGradientState(eqx.Module):
@@ -65,7 +65,7 @@ class NaturalGradient(Solver):
     """Solves the local problem of a Gaussian family deterministically, with all rows in each step.
 
     Attributes:
-        tolerance: stop when KL(next : current) of an undamped step falls below it, in nats; None is 1e-12, or
+        tolerance: stop when KL(next : current) of an undamped step falls below it, in nats; None is 1e-10, or
             1e-7 in single precision.
         max_steps: stop after so many trials.
         step_size: rho of the first trial; with `line_search` it adapts.
@@ -112,7 +112,7 @@ class NaturalGradient(Solver):
             lambda e: ~jnp.isfinite(e.objective) & (jnp.max(jnp.abs(e.q.precision)) < 1e12), tighten, first
         )
         dtype = current.objective.dtype
-        tolerance = (1e-12 if dtype == jnp.float64 else 1e-7) if self.tolerance is None else self.tolerance
+        tolerance = (1e-10 if dtype == jnp.float64 else 1e-7) if self.tolerance is None else self.tolerance
         return NaturalGradientState(
             current=current,
             initial_loss=first.expected_loss,
@@ -130,17 +130,16 @@ class NaturalGradient(Solver):
         # KL is quadratic near zero: dividing by rho^2 gives the gap of the undamped step
         gap = trial.q.kl(current.q) / rho**2
         if not self.line_search:
-            return eqx.tree_at(
-                lambda s: (s.current, s.gap, s.steps), state, (trial, gap, state.steps + 1)
-            )
-        slack = 8.0 * jnp.finfo(current.objective.dtype).eps * (1.0 + jnp.abs(current.objective))
+            return eqx.tree_at(lambda s: (s.current, s.gap, s.steps), state, (trial, gap, state.steps + 1))
+        # a sum over rows carries rounding noise, which near the optimum exceeds any true decrease
+        slack = jnp.finfo(current.objective.dtype).eps ** 0.8 * (1.0 + jnp.abs(current.objective))
         better = trial.objective <= current.objective + slack
         kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), trial, current)
         return NaturalGradientState(
             current=kept,
             initial_loss=state.initial_loss,
             step_size=jnp.where(better, jnp.minimum(2.0 * rho, 1.0), rho / 2.0),
-            gap=jnp.where(better, gap, state.gap),
+            gap=gap,
             steps=state.steps + 1,
             max_steps=state.max_steps,
             tolerance=state.tolerance,

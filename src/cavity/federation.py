@@ -1,0 +1,151 @@
+"""The only loop: who works, on what version of the posterior, and what is accepted.
+
+It knows no algorithm, engine or schedule in particular. One turn of it is
+
+    plan     = schedule.next(...)                     # who
+    messages = ledger.dispatch(server, plan.start)    # on what version
+    replies  = engine.collect(plan.wait)
+    server   = ledger.receive(server, replies)        # what is accepted
+
+and a *round* is as many accepted replies as the schedule says. History, stopping, observers and checkpoints happen
+between rounds, so a run that is resumed from a checkpoint is, bit for bit, the one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity import ledger, wire
+from cavity.interfaces import Algorithm, Engine, Schedule
+from cavity.state import ServerState
+
+logger = logging.getLogger("cavity")
+
+Record = dict[str, Any]
+Observer = Callable[[Record, ServerState], None]
+MAX_IDLE_TURNS = 100  # turns without one accepted reply before the loop gives up
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a run ends.
+
+    Attributes:
+        rounds: at the latest after so many rounds in all.
+        tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats.
+    """
+
+    rounds: int = 100
+    tolerance: float = 1e-6
+
+    def reason(self, history: Sequence[Record]) -> str | None:
+        """Why to stop now: "tolerance", "rounds", or None."""
+        if history and history[-1]["residual"] < self.tolerance:
+            return "tolerance"
+        return "rounds" if len(history) >= self.rounds else None
+
+
+def open_federation(
+    algorithm: Algorithm, schedule: Schedule, names: Sequence[str], seed: int, *, held_by_clients: bool = False
+) -> ServerState:
+    """The server's state before the first round."""
+    server = ledger.open_ledger(algorithm, names, seed, held_by_clients=held_by_clients)
+    return replace(server, schedule=schedule.init(names))
+
+
+def run(
+    algorithm: Algorithm,
+    engine: Engine,
+    schedule: Schedule,
+    server: ServerState,
+    history: Sequence[Record],
+    stopping: Stopping,
+    *,
+    metrics: Mapping[str, Callable[[Any], float]] | None = None,
+    observers: Sequence[Observer] = (),
+    checkpoint: Callable[[ServerState, list[Record]], None] | None = None,
+    checkpoint_seconds: float = 5.0,
+) -> tuple[ServerState, list[Record], str]:
+    """Run rounds until `stopping` says so; returns the server, the whole history, and why it stopped."""
+    history, last_checkpoint = list(history), time.monotonic()
+    server = ledger.abandon(server, server.names)  # nothing is outstanding in an engine that has just started
+    while (reason := stopping.reason(history)) is None:
+        server, record = run_round(algorithm, engine, schedule, server)
+        before = history[-1] if history else {}
+        record = {"round": len(history) + 1} | record
+        for total in ("communications", "bytes", "seconds"):
+            record[total] += before.get(total, 0)
+        for name, metric in (metrics or {}).items():
+            record[name] = float(metric(server.posterior))
+        history.append(record)
+        for observer in observers:
+            observer(record, server)
+        if checkpoint is not None and time.monotonic() - last_checkpoint >= checkpoint_seconds:
+            checkpoint(server, history)
+            last_checkpoint = time.monotonic()
+    if checkpoint is not None:
+        checkpoint(server, history)
+    return server, history, reason
+
+
+def run_round(
+    algorithm: Algorithm, engine: Engine, schedule: Schedule, server: ServerState
+) -> tuple[ServerState, Record]:
+    """One round, and what is to be said of it; communications, bytes and seconds are of this round alone."""
+    began = time.perf_counter()
+    visits, num_bytes, idle_turns, accepted, refused = 0, 0, 0, {}, []
+    sent = server.posterior
+    while visits < schedule.visits_per_round(len(server.clients)):
+        rng = np.random.default_rng([server.seed, server.version, visits])
+        plan, state = schedule.next(rng, server.schedule, server.residuals, server.idle)
+        sent = server.posterior
+        server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
+        for message in messages:
+            engine.submit(message)
+        replies = engine.collect(plan.wait)
+        server, outcome = ledger.receive(algorithm, server, replies)
+        visits += len(outcome.accepted)
+        accepted |= outcome.accepted
+        refused += outcome.refused
+        num_bytes += sum(wire.num_bytes(message.brief) for message in messages)
+        num_bytes += sum(wire.num_bytes(reply.answer) for reply in replies)
+        for name, why in outcome.refused:
+            logger.warning("client %r: its reply was refused: %s", name, why)
+        idle_turns = 0 if outcome.accepted else idle_turns + 1
+        if idle_turns > MAX_IDLE_TURNS:
+            raise RuntimeError(f"no client's reply could be used in {MAX_IDLE_TURNS} turns; the last: {refused[-1:]}")
+    reports = [record.report for record in server.clients.values() if record.report is not None]
+    return server, {
+        "version": server.version,
+        "residual": max(server.residuals.values()),
+        "free_energy": free_energy(server, sent),
+        "exponent": min(accepted.values()),
+        "solver_steps": max(int(report.steps) for report in reports),
+        "unconverged": sum(not bool(report.converged) for report in reports),
+        "refused": len(refused),
+        "communications": visits,
+        "bytes": num_bytes,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def free_energy(server: ServerState, posterior: PyTree) -> float:
+    """sum_m F_m(q) + log Z_q, the global free energy at a fixed point (PVI, property 2.2 a), in nats.
+
+    Exact at every synchronous round for the posterior that the clients answered, since q = prior * factors always;
+    in a sequential one the local terms are a pass apart. NaN before every client has replied once.
+    """
+    reports = [record.report for record in server.clients.values()]
+    if any(report is None for report in reports) or not hasattr(posterior, "log_partition"):
+        return float("nan")
+    with jax.enable_x64(True):
+        log_z = float(posterior.log_partition - server.prior.log_partition)
+    return sum(float(report.free_energy) for report in reports if report is not None) + log_z

@@ -1,0 +1,322 @@
+"""What a run gives: the `Fit`, with summary, prediction, history, influence, withdrawal, and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity import diagnostics, federation, ledger, wire
+from cavity.data.clients import prepare_clients
+from cavity.engines.local import LocalEngine
+from cavity.errors import CavityError
+from cavity.federation import Observer, Record, Stopping
+from cavity.interfaces import Data, PredictiveModel, RowAlgorithm, Schedule
+from cavity.models.prediction import Prediction
+from cavity.schedules import Synchronous
+from cavity.state import ClientState, ServerState
+from cavity.store.directory import CHECKPOINT, RunDirectory
+from cavity.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    import arviz
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A posterior and how it came about. Changing it (`refine`, `withdraw`, `join`) gives a new one.
+
+    Attributes:
+        algorithm: the method, with its model.
+        server: the ledger: prior, rows, posterior, bookkeeping.
+        history: one record per round.
+        stopped: why the run ended: "tolerance" or "rounds".
+        schedule: who worked when.
+        clients: the clients' data, where this process has them; None for a fit that was loaded without.
+        client_states: what the clients keep to themselves.
+    """
+
+    algorithm: Any
+    server: ServerState
+    history: list[Record]
+    stopped: str
+    schedule: Schedule
+    clients: Mapping[str, Data] | None = None
+    client_states: Mapping[str, ClientState] | None = None
+
+    @property
+    def posterior(self) -> Any:
+        """The posterior, with float64 numpy leaves."""
+        return self.server.posterior
+
+    @property
+    def converged(self) -> bool:
+        """Whether the tolerance ended the run."""
+        return self.stopped == "tolerance"
+
+    def summary(self, level: float = 0.9) -> Summary:
+        """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table."""
+        return summarise(
+            self.posterior, self.server.prior, self.algorithm.model.parameter_names, level, self._remarks()
+        )
+
+    def _remarks(self) -> tuple[str, ...]:
+        last = self.history[-1] if self.history else None
+        remarks = [] if last is None else [f"{len(self.server.names)} clients, {last['round']} rounds"]
+        if last is not None and not self.converged:
+            remarks.append(
+                f"not converged: the largest residual is {last['residual']:.1e} nats; go on with fit.refine()"
+            )
+        if last is not None and last["unconverged"]:
+            remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
+        return tuple(remarks)
+
+    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
+        """The expected outcome at new rows, with its posterior sd and 90 % interval.
+
+        Args:
+            x: features, as the clients have them (no intercept).
+            num_draws: average over so many posterior draws; None takes the closed form where there is one
+                (for logistic regression the probit approximation).
+            seed: of the draws.
+        """
+        model = self.algorithm.model
+        if not isinstance(model, PredictiveModel):
+            raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
+        posterior = jax.tree.map(jax.numpy.asarray, self.posterior)
+        return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
+
+    def refine(
+        self,
+        rounds: int = 100,
+        tolerance: float = 1e-6,
+        *,
+        observers: Sequence[Observer] = (),
+        metrics: Mapping[str, Callable[[Any], float]] | None = None,
+    ) -> Fit:
+        """Go on for at most so many more rounds."""
+        stopping = Stopping(len(self.history) + rounds, tolerance)
+        history = [*self.history[:-1], {**self.history[-1], "residual": float("inf")}] if self.history else []
+        fit = _continue(replace(self, history=history), stopping, observers=observers, metrics=metrics)
+        return replace(fit, history=[*self.history, *fit.history[len(self.history) :]])
+
+    def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
+        """Forget a client: drop its row, and let the others refine to convergence without it."""
+        self._needs_clients("withdraw a client")
+        server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
+        clients = {key: data for key, data in (self.clients or {}).items() if key != name}
+        states = {key: state for key, state in (self.client_states or {}).items() if key != name}
+        fit = replace(self, server=server, clients=clients, client_states=states)
+        return fit.refine(rounds, tolerance) if clients else replace(fit, stopped="tolerance")
+
+    def join(self, name: str, data: PyTree, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
+        """Take in a client late: an empty row, and rounds to convergence with it."""
+        self._needs_clients("add a client")
+        server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
+        method = self.algorithm.initial_method(len(server.clients))
+        clients = prepare_clients(self.algorithm.model, {**(self.clients or {}), name: data})
+        return replace(self, server=replace(server, method=method), clients=clients).refine(rounds, tolerance)
+
+    def influence(self, *, refine: bool = True) -> dict[str, diagnostics.Influence]:
+        """How far the posterior moves without each client.
+
+        Args:
+            refine: let the other clients settle without it, as a withdrawal does: the exact answer, at the price of
+                a short run per client. False compares with the cavity, posterior / factor, at no price.
+        """
+        if self.server.held_by_clients:
+            raise CavityError("the clients keep their factors to themselves, so the server cannot weigh them")
+        names = self.algorithm.model.parameter_names
+        weighed = {}
+        for name in self.server.names:
+            if refine:
+                without = self.withdraw(name).posterior
+            else:
+                without = ledger.withdraw(self.algorithm, self.server, name).posterior
+            weighed[name] = diagnostics.influence(without, self.posterior, names)
+        return weighed
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit to one `.npz` file, without the clients' data."""
+        path = Path(path)
+        directory = RunDirectory(path.parent)
+        directory.write_fit(path.name, _saved(self), self.history)
+
+    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
+        """Posterior draws as ArviZ inference data (needs the extra `cavity[arviz]`)."""
+        import arviz
+
+        with jax.enable_x64(True):
+            draws = self.posterior.sample(jax.random.key(seed), (num_draws,))
+            flat = jax.vmap(lambda draw: jax.flatten_util.ravel_pytree(draw)[0])(draws)
+        columns = np.asarray(flat).T
+        names = self.algorithm.model.parameter_names
+        return arviz.from_dict({name: column[None] for name, column in zip(names, columns, strict=True)})
+
+    def _rescheduled(self, server: ServerState) -> ServerState:
+        return replace(server, schedule=self.schedule.init(server.names))
+
+    def _needs_clients(self, action: str) -> None:
+        if self.clients is None:
+            raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
+
+
+def run(
+    algorithm: RowAlgorithm | Any,
+    clients: Mapping[str, PyTree],
+    *,
+    schedule: Schedule | None = None,
+    rounds: int = 100,
+    tolerance: float = 1e-6,
+    seed: int = 0,
+    held_by_clients: bool = False,
+    metrics: Mapping[str, Callable[[Any], float]] | None = None,
+    observers: Sequence[Observer] = (),
+    directory: str | os.PathLike[str] | None = None,
+) -> Fit:
+    """Run a method over clients in this process.
+
+    Args:
+        algorithm: such as `PVI(model)`.
+        clients: name -> data; for a regression a pair (x, y) or a dict with both.
+        schedule: who works when; None is everybody at once.
+        rounds: at the latest after so many rounds.
+        tolerance: or when no client's data pull the posterior by more than this, KL(tilted : posterior) in nats.
+        seed: of all randomness.
+        held_by_clients: let each client keep its own factor, and the server only their product.
+        metrics: name -> function of the posterior, evaluated after each round for the history.
+        observers: called after each round with its record and the server's state.
+        directory: where to keep checkpoints; `cavity.resume` goes on from there.
+
+    Returns:
+        The fit.
+    """
+    data = prepare_clients(algorithm.model, clients)
+    schedule = Synchronous() if schedule is None else schedule
+    server = federation.open_federation(algorithm, schedule, list(data), seed, held_by_clients=held_by_clients)
+    fit = Fit(algorithm, server, [], "rounds", schedule, data)
+    return _continue(fit, Stopping(rounds, tolerance), metrics=metrics, observers=observers, directory=directory)
+
+
+def resume(
+    directory: str | os.PathLike[str],
+    clients: Mapping[str, PyTree],
+    *,
+    algorithm: Any = None,
+    schedule: Schedule | None = None,
+    rounds: int = 100,
+    tolerance: float = 1e-6,
+    metrics: Mapping[str, Callable[[Any], float]] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Fit:
+    """Go on with an interrupted run from its directory: bit for bit the run that was not interrupted.
+
+    Args:
+        directory: what `run` was given.
+        clients: the same data as before.
+        algorithm: needed again where it holds functions of the user's or parts from outside Cavity.
+        schedule: needed again where it comes from outside Cavity.
+        rounds: in all, those before the interruption included.
+        tolerance: as in `run`.
+        metrics: as in `run`.
+        observers: as in `run`.
+    """
+    fit = load(directory, algorithm=algorithm, schedule=schedule, clients=clients)
+    missing = set(fit.server.names) ^ set(fit.clients or {})
+    if missing:
+        raise CavityError(
+            f"the checkpoint and the data differ in their clients: {', '.join(sorted(missing))}. Give the same "
+            "clients, then use fit.join or fit.withdraw"
+        )
+    stopping = Stopping(rounds, tolerance)
+    return _continue(fit, stopping, metrics=metrics, observers=observers, directory=directory)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    algorithm: Any = None,
+    schedule: Schedule | None = None,
+    clients: Mapping[str, PyTree] | None = None,
+) -> Fit:
+    """A fit from a file that `Fit.save` wrote, or from a run's directory."""
+    path = Path(path)
+    directory, name = (path, CHECKPOINT) if path.is_dir() else (path.parent, path.name)
+    types = wire.types_in((algorithm, schedule))
+    if algorithm is not None:
+        types |= wire.types_in((algorithm.empty_row(), algorithm.initial_method(1)))
+    if schedule is not None:
+        types |= wire.types_in(schedule.init(()))
+    saved, history = RunDirectory(directory).read(types, name)
+    algorithm = saved["algorithm"] if algorithm is None else algorithm
+    schedule = saved["schedule"] if schedule is None else schedule
+    if algorithm is None or schedule is None:
+        raise CavityError(f"{path}: it holds parts from outside Cavity; give `algorithm=` and `schedule=` again")
+    data = None if clients is None else prepare_clients(algorithm.model, clients)
+    return Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"])
+
+
+def _continue(
+    fit: Fit,
+    stopping: Stopping,
+    *,
+    metrics: Mapping[str, Callable[[Any], float]] | None = None,
+    observers: Sequence[Observer] = (),
+    directory: str | os.PathLike[str] | None = None,
+) -> Fit:
+    if fit.clients is None:
+        fit._needs_clients("go on")
+    engine = LocalEngine(
+        fit.algorithm,
+        fit.clients or {},
+        seed=fit.server.seed,
+        held_by_clients=fit.server.held_by_clients,
+        states=fit.client_states,
+    )
+
+    def finished(server: ServerState, history: list[Record], stopped: str) -> Fit:
+        return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
+
+    def checkpoint(server: ServerState, history: list[Record]) -> None:
+        if directory is not None:
+            stopped = stopping.reason(history) or "rounds"
+            RunDirectory(directory).write(_saved(finished(server, history, stopped)), history)
+
+    server, history, stopped = federation.run(
+        fit.algorithm,
+        engine,
+        fit.schedule,
+        fit.server,
+        fit.history,
+        stopping,
+        metrics=metrics,
+        observers=observers,
+        checkpoint=None if directory is None else checkpoint,
+    )
+    return finished(server, history, stopped)
+
+
+def _saved(fit: Fit) -> dict[str, PyTree]:
+    """What goes into a file; parts that cannot be written (functions) are left for the reader to give again."""
+    return {
+        "server": fit.server,
+        "clients": dict(fit.client_states or {}),
+        "stopped": fit.stopped,
+        "algorithm": _if_writable(fit.algorithm),
+        "schedule": _if_writable(fit.schedule),
+    }
+
+
+def _if_writable(part: Any) -> Any:
+    foreign = any(cls.__module__.split(".")[0] != "cavity" for cls in wire.types_in(part))
+    try:
+        wire.pack(part)
+    except TypeError:
+        return None
+    return None if foreign else part

@@ -1,0 +1,104 @@
+"""A posterior as a table that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from cavity import diagnostics
+from cavity.distributions.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    import pandas
+
+PRIOR_CONFLICT = 3.0  # prior standard deviations from the prior mean at which a remark is made
+QUANTILE_DRAWS = 20_000  # for families without closed-form quantiles
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One parameter: posterior mean, standard deviation, and the ends of a central interval."""
+
+    name: str
+    mean: float
+    sd: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All parameters, in the model's order; `summary["age"]` is one of them, `print(summary)` a table.
+
+    Attributes:
+        estimates: one per parameter.
+        level: the probability that an interval holds.
+        remarks: what a reader should know besides.
+    """
+
+    estimates: tuple[Estimate, ...]
+    level: float
+    remarks: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Estimate:
+        for estimate in self.estimates:
+            if estimate.name == name:
+                return estimate
+        raise KeyError(f"there is no parameter {name!r}; there are {', '.join(e.name for e in self.estimates)}")
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return iter(self.estimates)
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+    def __str__(self) -> str:
+        width = max(len("parameter"), *(len(estimate.name) for estimate in self.estimates))
+        tail = f"{(1 - self.level) / 2:.1%}"
+        head = f"{'parameter':<{width}}  {'mean':>10}  {'sd':>10}  {tail:>10}  {f'{(1 + self.level) / 2:.1%}':>10}"
+        lines = [head]
+        for e in self.estimates:
+            numbers = "  ".join(f"{value:>10.4g}" for value in (e.mean, e.sd, e.lower, e.upper))
+            lines.append(f"{e.name:<{width}}  {numbers}")
+        return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
+
+    def to_frame(self) -> pandas.DataFrame:
+        """As a pandas data frame, indexed by parameter (needs pandas)."""
+        import pandas
+
+        rows = [(e.name, e.mean, e.sd, e.lower, e.upper) for e in self.estimates]
+        return pandas.DataFrame(rows, columns=["parameter", "mean", "sd", "lower", "upper"]).set_index("parameter")
+
+
+def summarise(
+    posterior: Any, prior: Any, names: tuple[str, ...], level: float = 0.9, remarks: tuple[str, ...] = ()
+) -> Summary:
+    """The summary of a posterior; remarks on parameters where prior and data disagree are added."""
+    if not 0 < level < 1:
+        raise ValueError(f"level is a probability between 0 and 1, not {level}")
+    mean, sd = diagnostics.moments(posterior)
+    lower, upper = _interval(posterior, mean, sd, level)
+    prior_mean, prior_sd = diagnostics.moments(prior)
+    far = np.abs(mean - prior_mean) > PRIOR_CONFLICT * prior_sd
+    if far.any():
+        which = ", ".join(name for name, is_far in zip(names, far, strict=True) if is_far)
+        remarks = (*remarks, f"{which}: over {PRIOR_CONFLICT:g} prior sd from the prior mean; is the prior too tight?")
+    rows = zip(names, mean, sd, lower, upper, strict=True)
+    return Summary(tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows), level, remarks)
+
+
+def _interval(posterior: Any, mean: np.ndarray, sd: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(posterior, Gaussian):
+        half = NormalDist().inv_cdf((1 + level) / 2) * sd
+        return mean - half, mean + half
+    with jax.enable_x64(True):
+        draws = posterior.sample(jax.random.key(0), (QUANTILE_DRAWS,))
+        flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
+    lower, upper = np.quantile(flat, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return lower, upper

@@ -1,0 +1,157 @@
+"""Pytrees as named arrays and a small JSON description: never pickle, no code.
+
+A packed tree is a dict of numpy arrays and a *manifest* that says how they are nested. Components are written by
+the qualified name of their class and rebuilt from their fields; only classes of Cavity, and those that the caller
+names, are ever rebuilt. A file is an ordinary `.npz` with the manifest as one more array, so that numpy can read
+the numbers without Cavity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import json
+import zipfile
+from collections.abc import Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest"
+
+
+def pack(tree: PyTree) -> dict[str, np.ndarray]:
+    """The arrays of a tree by path, with the manifest among them."""
+    arrays: dict[str, np.ndarray] = {}
+    manifest = {"format": FORMAT, "tree": _describe(tree, "", arrays)}
+    arrays[MANIFEST] = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
+    return arrays
+
+
+def unpack(arrays: dict[str, np.ndarray], types: Iterable[type] = ()) -> PyTree:
+    """The tree that `pack` packed. `types` are classes outside Cavity that may appear in it."""
+    try:
+        manifest = json.loads(np.asarray(arrays[MANIFEST], np.uint8).tobytes())
+    except (KeyError, ValueError, UnicodeDecodeError):
+        raise CheckpointError("there is no readable manifest; this was not written by Cavity") from None
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"it has format {manifest.get('format')}, this version of Cavity reads format {FORMAT}; "
+            "use the version that wrote it"
+        )
+    return _restore(manifest["tree"], arrays, {_type_name(cls): cls for cls in types})
+
+
+def to_bytes(tree: PyTree) -> bytes:
+    """A packed tree as the bytes of an `.npz` file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **pack(tree))  # pyright: ignore[reportArgumentType]
+    return buffer.getvalue()
+
+
+def from_bytes(content: bytes, types: Iterable[type] = ()) -> PyTree:
+    """The inverse of `to_bytes`; every array's checksum is verified."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+        raise CheckpointError(f"it is damaged or was cut off ({error})") from None
+    return unpack(arrays, types)
+
+
+def types_in(tree: PyTree) -> set[type]:
+    """The classes of all components in a tree, at any depth: what a resume may rebuild."""
+    found: set[type] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, eqx.Module):
+            found.add(type(node))
+            for field in dataclasses.fields(node):  # pyright: ignore[reportArgumentType]
+                walk(getattr(node, field.name, None))
+        elif isinstance(node, dict):
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, (list, tuple)):
+            for value in node:
+                walk(value)
+
+    walk(tree)
+    return found
+
+
+def num_bytes(tree: PyTree) -> int:
+    """How many bytes of numbers a tree carries over a wire (floats as float64)."""
+    return sum(8 * np.size(leaf) for leaf in jax.tree.leaves(tree) if eqx.is_array_like(leaf))
+
+
+def _type_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _describe(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    if node is None or isinstance(node, (bool, int, str)):
+        return node
+    if isinstance(node, float):
+        return {"float": node.hex()}  # exact, infinities and NaN included
+    if isinstance(node, (np.ndarray, np.generic, jax.Array)):
+        name = path or "value"
+        arrays[name] = np.asarray(node)
+        return {"array": name}
+    if isinstance(node, (list, tuple)):
+        kind = "list" if isinstance(node, list) else "tuple"
+        return {kind: [_describe(child, f"{path}/{i}", arrays) for i, child in enumerate(node)]}
+    if isinstance(node, dict):
+        entries = [[key, _describe(child, f"{path}/{i}", arrays)] for i, (key, child) in enumerate(node.items())]
+        if not all(isinstance(key, str) for key, _ in entries):
+            raise TypeError(f"only dicts with string keys can be written; at {path or 'the root'}")
+        return {"dict": entries}
+    if isinstance(node, eqx.Module):
+        fields = {
+            field.name: _describe(getattr(node, field.name), f"{path}/{field.name}", arrays)
+            for field in dataclasses.fields(node)  # pyright: ignore[reportArgumentType]
+        }
+        return {"module": _type_name(type(node)), "fields": fields}
+    raise TypeError(f"a {type(node).__name__} at {path or 'the root'} cannot be written; use arrays and numbers")
+
+
+def _restore(node: Any, arrays: dict[str, np.ndarray], types: dict[str, type]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if "float" in node:
+        return float.fromhex(node["float"])
+    if "array" in node:
+        return arrays[node["array"]]
+    if "list" in node:
+        return [_restore(child, arrays, types) for child in node["list"]]
+    if "tuple" in node:
+        return tuple(_restore(child, arrays, types) for child in node["tuple"])
+    if "dict" in node:
+        return {key: _restore(child, arrays, types) for key, child in node["dict"]}
+    cls = types.get(node["module"]) or _cavity_type(node["module"])
+    # past __init__, which may compute or check: the fields are exactly what was there
+    instance = object.__new__(cls)
+    for name, child in node["fields"].items():
+        object.__setattr__(instance, name, _restore(child, arrays, types))
+    return instance
+
+
+def _cavity_type(name: str) -> type:
+    module, _, qualified = name.partition(":")
+    if module.split(".")[0] != "cavity":
+        raise CheckpointError(
+            f"it holds a {qualified} from {module}, which is not Cavity's; load it together with the algorithm"
+        )
+    try:
+        cls = getattr(importlib.import_module(module), qualified)
+    except (ImportError, AttributeError):
+        raise CheckpointError(f"it holds a {name}, which this version of Cavity does not know") from None
+    if not (isinstance(cls, type) and issubclass(cls, eqx.Module)):
+        raise CheckpointError(f"{name} is not a component of Cavity")
+    return cls
