@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from cavity import diagnostics, federation, ledger, wire
@@ -17,7 +18,7 @@ from cavity.data.clients import prepare_clients
 from cavity.engines.local import LocalEngine
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import Data, PredictiveModel, RowAlgorithm, Schedule
+from cavity.interfaces import Data, PredictiveModel, Schedule
 from cavity.models.prediction import Prediction
 from cavity.schedules import Synchronous
 from cavity.state import ClientState, ServerState
@@ -154,7 +155,7 @@ class Fit:
 
         with jax.enable_x64(True):
             draws = self.posterior.sample(jax.random.key(seed), (num_draws,))
-            flat = jax.vmap(lambda draw: jax.flatten_util.ravel_pytree(draw)[0])(draws)
+            flat = jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws)
         columns = np.asarray(flat).T
         names = self.algorithm.model.parameter_names
         return arviz.from_dict({name: column[None] for name, column in zip(names, columns, strict=True)})
@@ -168,7 +169,7 @@ class Fit:
 
 
 def run(
-    algorithm: RowAlgorithm | Any,
+    algorithm: Any,
     clients: Mapping[str, PyTree],
     *,
     schedule: Schedule | None = None,

@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.errors import ImproperError
@@ -28,7 +29,7 @@ D = TypeVar("D", bound=Distribution)
 def require_proper(q: D, action: str) -> D:
     """`q` itself, or ImproperError; inside a compiled function the error comes when it runs."""
     message = f"cannot {action} an improper {type(q).__name__}: its density has no finite integral"
-    if isinstance(q.is_proper, jax.core.Tracer):
+    if isinstance(q.is_proper, Tracer):
         return eqx.error_if(q, ~q.is_proper, message)
     if not q.is_proper:
         raise ImproperError(message)

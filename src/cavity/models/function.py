@@ -95,4 +95,4 @@ def function_model(
     """A model from a function, with N(0, prior_scale^2) on every parameter unless a prior is given."""
     if prior is None:
         prior = gaussian_prior(len(entry_names(template)), prior_scale, family)
-    return FunctionModel(log_likelihood, template, prior, predictor)
+    return FunctionModel(log_likelihood=log_likelihood, template=template, prior=prior, predictor=predictor)

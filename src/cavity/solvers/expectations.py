@@ -84,17 +84,18 @@ class PredictorQuadrature(Expectation):
         spread = _cholesky(covariance)
         f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))
         losses = problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
-        return problem.data.weight @ (losses @ jnp.asarray(weights, mean.dtype))
+        return jnp.asarray(problem.data.weight) @ (losses @ jnp.asarray(weights, mean.dtype))
 
     def value(self, problem: Problem, q: Gaussian) -> Float[Array, ""]:
         assert isinstance(problem.model, LinearModel)
         designs, y = problem.model.designs(problem.data.batch)
-        return self._value(problem, *q.map_moments(designs), y)
+        mean, covariance = q.map_moments(designs)
+        return self._value(problem, mean, covariance, y)
 
     def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
         assert isinstance(problem.model, LinearModel)
         designs, y = problem.model.designs(problem.data.batch)
-        value, (slope, bend) = jax.value_and_grad(lambda moments: self._value(problem, *moments, y))(
+        value, (slope, bend) = jax.value_and_grad(lambda moments: self._value(problem, moments[0], moments[1], y))(
             q.map_moments(designs)
         )
         bend = bend + jnp.swapaxes(bend, -1, -2)  # twice the derivative in a symmetric matrix
@@ -123,7 +124,7 @@ class ThetaNodes(Expectation):
         theta = mean + jnp.asarray(nodes, mean.dtype) @ jnp.linalg.cholesky(covariance).T
 
         def total(theta: Float[Array, " d"]) -> Float[Array, ""]:
-            return problem.data.weight @ problem.loss(problem.model, theta, problem.data.batch)
+            return jnp.asarray(problem.data.weight) @ problem.loss(problem.model, theta, problem.data.batch)
 
         return jnp.asarray(weights, mean.dtype) @ jax.vmap(total)(theta)
 
