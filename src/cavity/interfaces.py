@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -26,19 +26,22 @@ from cavity import ledger
 from cavity.state import Answer, Brief, Message, Reply, ServerState
 
 
+D = TypeVar("D", bound="Distribution")
+
+
 class Distribution(eqx.Module):
     """A member of a family, as an algebraic object; improper members (a factor, a cavity) are allowed."""
 
     @abc.abstractmethod
-    def __mul__(self, other: Self) -> Self:
+    def __mul__(self: D, other: D) -> D:
         """The product of two densities, not normalised."""
 
     @abc.abstractmethod
-    def __truediv__(self, other: Self) -> Self:
+    def __truediv__(self: D, other: D) -> D:
         """The quotient of two densities, not normalised."""
 
     @abc.abstractmethod
-    def __pow__(self, exponent: Any) -> Self:
+    def __pow__(self: D, exponent: Any) -> D:
         """The density to a power; `q ** 0` is the factor that says nothing."""
 
     @property
@@ -55,7 +58,7 @@ class Distribution(eqx.Module):
         """The normalised log density at one theta. Raises ImproperError on an improper member."""
 
     @abc.abstractmethod
-    def kl(self, other: Self) -> Float[Array, ""]:
+    def kl(self: D, other: D) -> Float[Array, ""]:
         """KL(self : other) in nats, in a form that does not cancel near equality."""
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Sequence
-from typing import Self
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cavity.distributions.natural import ArrayLike, ExponentialFamily
+
+
+G = TypeVar("G", bound="Gaussian")
 
 
 class Gaussian(ExponentialFamily):
@@ -47,11 +50,11 @@ class Gaussian(ExponentialFamily):
         """Lambda as a full matrix."""
 
     @abc.abstractmethod
-    def with_mean(self, mean: Float[ArrayLike, " d"]) -> Self:
+    def with_mean(self: G, mean: Float[ArrayLike, " d"]) -> G:
         """The same precision around another mean."""
 
     @abc.abstractmethod
-    def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> Self:
+    def site(self: G, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> G:
         """The factor of eq. (3) for a loss with E_q[grad] and E_q[hessian] at this q.
 
         By Bonnet's and Price's theorems d/dmu E_q[loss] in the mean parameters is (H mu - g, H), with H

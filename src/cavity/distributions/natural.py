@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -24,6 +24,7 @@ from cavity.interfaces import Distribution
 
 ArrayLike = Array | np.ndarray
 D = TypeVar("D", bound=Distribution)
+E = TypeVar("E", bound="ExponentialFamily")
 
 
 def require_proper(q: D, action: str) -> D:
@@ -39,13 +40,13 @@ def require_proper(q: D, action: str) -> D:
 class ExponentialFamily(Distribution):
     """The algebra of natural parameters, and what follows from the log-partition function A."""
 
-    def __mul__(self, other: Self) -> Self:
+    def __mul__(self: E, other: E) -> E:
         return jax.tree.map(operator.add, self, other)
 
-    def __truediv__(self, other: Self) -> Self:
+    def __truediv__(self: E, other: E) -> E:
         return jax.tree.map(operator.sub, self, other)
 
-    def __pow__(self, exponent: Any) -> Self:
+    def __pow__(self: E, exponent: Any) -> E:
         return jax.tree.map(lambda eta: exponent * eta, self)
 
     @property
@@ -82,7 +83,7 @@ class ExponentialFamily(Distribution):
         """-E_q[log q], in nats."""
         return self.log_partition - inner(self, self.mean_parameters)
 
-    def cross(self, factor: Self) -> Float[Array, ""]:
+    def cross(self: E, factor: E) -> Float[Array, ""]:
         """E_self[log factor(theta)], the factor not normalised and perhaps improper."""
         return inner(factor, self.mean_parameters)
 

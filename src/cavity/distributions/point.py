@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
@@ -20,14 +20,14 @@ class PointMass(Distribution):
 
     location: Float[ArrayLike, " d"]
 
-    def __mul__(self, other: Self) -> Self:
-        return type(self)(self.location + other.location)
+    def __mul__(self, other: PointMass) -> PointMass:
+        return PointMass(self.location + other.location)
 
-    def __truediv__(self, other: Self) -> Self:
-        return type(self)(self.location - other.location)
+    def __truediv__(self, other: PointMass) -> PointMass:
+        return PointMass(self.location - other.location)
 
-    def __pow__(self, exponent: Any) -> Self:
-        return type(self)(exponent * self.location)
+    def __pow__(self, exponent: Any) -> PointMass:
+        return PointMass(exponent * self.location)
 
     @classmethod
     def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Any = None) -> PointMass:
@@ -54,5 +54,5 @@ class PointMass(Distribution):
     def log_prob(self, theta: Float[Array, " d"]) -> Float[Array, ""]:
         raise ImproperError("a point mass has no density to score with; compare `location` instead")
 
-    def kl(self, other: Self) -> Float[Array, ""]:
+    def kl(self, other: PointMass) -> Float[Array, ""]:
         raise ImproperError("the KL divergence between two point masses is zero or infinite; compare `location`")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,19 +22,19 @@ class BlockProduct(Distribution):
 
     blocks: dict[str, Any]
 
-    def __mul__(self, other: Self) -> Self:
+    def __mul__(self, other: BlockProduct) -> BlockProduct:
         return self._each(operator.mul, other)
 
-    def __truediv__(self, other: Self) -> Self:
+    def __truediv__(self, other: BlockProduct) -> BlockProduct:
         return self._each(operator.truediv, other)
 
-    def __pow__(self, exponent: Any) -> Self:
-        return type(self)({name: block**exponent for name, block in self.blocks.items()})
+    def __pow__(self, exponent: Any) -> BlockProduct:
+        return BlockProduct({name: block**exponent for name, block in self.blocks.items()})
 
-    def _each(self, operation: Any, other: Self) -> Self:
+    def _each(self, operation: Any, other: BlockProduct) -> BlockProduct:
         if self.blocks.keys() != other.blocks.keys():
             raise KeyError(f"blocks differ: {sorted(self.blocks)} and {sorted(other.blocks)}")
-        return type(self)({name: operation(block, other.blocks[name]) for name, block in self.blocks.items()})
+        return BlockProduct({name: operation(block, other.blocks[name]) for name, block in self.blocks.items()})
 
     @property
     def is_proper(self) -> Bool[Array, ""]:
@@ -60,7 +60,7 @@ class BlockProduct(Distribution):
         """The sum of the blocks' entropies."""
         return sum(block.entropy for block in self.blocks.values())  # pyright: ignore[reportReturnType]
 
-    def cross(self, factor: Self) -> Float[Array, ""]:
+    def cross(self, factor: BlockProduct) -> Float[Array, ""]:
         """E_self[log factor(theta)], summed over blocks."""
         return sum(block.cross(factor.blocks[name]) for name, block in self.blocks.items())  # pyright: ignore[reportReturnType]
 
@@ -76,5 +76,5 @@ class BlockProduct(Distribution):
         keys = jax.random.split(key, len(self.blocks))
         return {name: block.sample(k, shape) for k, (name, block) in zip(keys, self.blocks.items(), strict=True)}
 
-    def kl(self, other: Self) -> Float[Array, ""]:
+    def kl(self, other: BlockProduct) -> Float[Array, ""]:
         return sum(block.kl(other.blocks[name]) for name, block in self.blocks.items())  # pyright: ignore[reportReturnType]
