@@ -19,7 +19,7 @@ class Weighted(eqx.Module):
     """Rows with a weight each: a row of weight 2 counts as two, one of weight 0 not at all.
 
     Example:
-        >>> clients = {"leeds": Weighted((x, y), weight=counts)}
+        >>> leeds = Weighted((np.eye(2), np.array([0, 1])), weight=[3, 1])
     """
 
     batch: PyTree

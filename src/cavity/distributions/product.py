@@ -17,7 +17,12 @@ class BlockProduct(Distribution):
     """q(theta) = prod_name q_name(theta[name]); theta is a dict with the same names.
 
     Example:
-        >>> q = BlockProduct({"effect": DiagonalGaussian(...), "rate": Gamma(...)})
+        >>> from cavity.distributions import DiagonalGaussian, Gamma
+        >>> effect = DiagonalGaussian.from_moments(jnp.zeros(2), jnp.ones(2))
+        >>> rate = Gamma.from_shape_rate(jnp.asarray(2.0), jnp.asarray(4.0))
+        >>> q = BlockProduct({"effect": effect, "rate": rate})
+        >>> float((q * q).mean["rate"])
+        0.375
     """
 
     blocks: dict[str, Any]

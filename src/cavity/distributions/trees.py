@@ -19,9 +19,9 @@ def diagonal_from_pytrees(mean: PyTree, variance: PyTree) -> tuple[DiagonalGauss
     """A mean-field Gaussian from a pytree of means and one of variances (of equal structure), and the way back.
 
     Example:
-        >>> q, unravel = diagonal_from_pytrees({"w": jnp.ones(2), "b": 0.0}, {"w": jnp.ones(2), "b": 4.0})
-        >>> unravel(q.mean)["w"]
-        Array([1., 1.], dtype=float32)
+        >>> q, unravel = diagonal_from_pytrees({"w": np.ones(2), "b": 0.0}, {"w": np.ones(2), "b": 4.0})
+        >>> unravel(q.mean)["w"].tolist()
+        [1.0, 1.0]
     """
     flat, unravel = ravel_pytree(mean)
     return DiagonalGaussian.from_moments(flat, ravel_pytree(variance)[0]), unravel

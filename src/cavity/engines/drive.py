@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jaxtyping import PRNGKeyArray, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from cavity.interfaces import Algorithm, Data, Solver
 from cavity.state import Answer, Brief
@@ -15,11 +16,11 @@ def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
     """init, step until done, result. Step i has its own key, so a solve does not depend on who runs beside it."""
     state = solver.init(problem)
 
-    def step(carry: tuple[int, PyTree]) -> tuple[int, PyTree]:
+    def step(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
         i, state = carry
         return i + 1, solver.step(jax.random.fold_in(key, i), problem, state)
 
-    _, state = jax.lax.while_loop(lambda carry: ~solver.done(carry[1]), step, (0, state))
+    _, state = jax.lax.while_loop(lambda carry: ~solver.done(carry[1]), step, (jnp.uint32(0), state))
     return solver.result(problem, state)
 
 

@@ -34,7 +34,7 @@ def pad(data: Data, length: int) -> Data:
     return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows)
 
 
-def client_keys(seed: int, versions: Array, sequences: Array, names: Array) -> Array:
+def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Array:
     """A key from (seed, version, attempt, client): the same in every engine, whoever else is working."""
 
     def one(version: Array, sequence: Array, name: Array) -> Array:
