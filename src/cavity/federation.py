@@ -41,14 +41,16 @@ class Stopping:
     Attributes:
         rounds: at the latest after so many rounds in all.
         tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats.
+        at_least: but not before so many rounds in all.
     """
 
     rounds: int = 100
     tolerance: float = 1e-6
+    at_least: int = 0
 
     def reason(self, history: Sequence[Record]) -> str | None:
         """Why to stop now: "tolerance", "rounds", or None."""
-        if history and history[-1]["residual"] < self.tolerance:
+        if len(history) >= self.at_least and history and history[-1]["residual"] < self.tolerance:
             return "tolerance"
         return "rounds" if len(history) >= self.rounds else None
 
@@ -126,6 +128,7 @@ def run_round(
     return server, {
         "version": server.version,
         "residual": max(server.residuals.values()),
+        "residuals": server.residuals,
         "free_energy": free_energy(server, sent),
         "exponent": min(accepted.values()),
         "solver_steps": max(int(report.steps) for report in reports),

@@ -101,11 +101,10 @@ class Fit:
         observers: Sequence[Observer] = (),
         metrics: Mapping[str, Callable[[Any], float]] | None = None,
     ) -> Fit:
-        """Go on for at most so many more rounds."""
-        stopping = Stopping(len(self.history) + rounds, tolerance)
-        history = [*self.history[:-1], {**self.history[-1], "residual": float("inf")}] if self.history else []
-        fit = _continue(replace(self, history=history), stopping, observers=observers, metrics=metrics)
-        return replace(fit, history=[*self.history, *fit.history[len(self.history) :]])
+        """Go on for at least one more round, and for at most so many."""
+        done = len(self.history)
+        stopping = Stopping(done + rounds, tolerance, at_least=done + 1)
+        return _continue(self, stopping, observers=observers, metrics=metrics)
 
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
