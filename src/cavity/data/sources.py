@@ -219,7 +219,7 @@ def _unzipped(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as error:
-        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+        raise DataError(f"{path} is not a complete gzip file: {error}") from error
 
 
 def _openml(name: str, version: int, as_frame: bool) -> Any:
@@ -243,4 +243,4 @@ def _openml(name: str, version: int, as_frame: bool) -> Any:
 
 def _check(origin: object, what: str, found: object, expected: object) -> None:
     if found != expected:
-        raise ValueError(f"{origin} is not the expected data set: {what} is {found}, not {expected}")
+        raise DataError(f"{origin} is not the expected data set: {what} is {found}, not {expected}")
