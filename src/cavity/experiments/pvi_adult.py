@@ -24,7 +24,6 @@ from cavity import metrics, plots
 from cavity.algorithms import PVI
 from cavity.data import partition, sources
 from cavity.diagnostics import kl
-from cavity.errors import DataError
 from cavity.experiments.runner import Journal, Size
 from cavity.interfaces import PredictiveModel, Schedule
 from cavity.models import logistic_regression
@@ -141,10 +140,7 @@ def _rows(seed: int) -> Rows:
     order = np.random.default_rng([seed, 0]).permutation(NUM_ROWS)
     cuts = [int(TRAINING_SHARE * NUM_ROWS), int((1 + TRAINING_SHARE) / 2 * NUM_ROWS)]
     train, validation, test = np.split(order, cuts)
-    try:
-        table = sources.adult(train)
-    except ValueError as error:
-        raise DataError(str(error)) from error
+    table = sources.adult(train)
     parts = [(table.x[part], table.y[part].astype(float)) for part in (train, validation, test)]
     return Rows(table.columns, *parts)
 
