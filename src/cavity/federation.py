@@ -127,7 +127,7 @@ def run_round(
     reports = [record.report for record in server.clients.values() if record.report is not None]
     return server, {
         "version": server.version,
-        "residual": max(server.residuals.values()),
+        "residual": float(np.max(list(server.residuals.values()))),  # a NaN counts: max() would overlook it
         "residuals": server.residuals,
         "free_energy": free_energy(server, sent),
         "exponent": min(accepted.values()),

@@ -12,7 +12,10 @@ this file. There are two variants, and both run through the same functions:
   was accepted and with which exponent; only then the client commits it.
 
 One message per client is outstanding. A reply is accepted if it answers that message and no other, so a
-repeated, abandoned or unknown one changes nothing. Rows live on the host in float64, whatever precision the
+repeated, abandoned or unknown one changes nothing. A message is known by its version and its sequence number: the
+pairs of one client's messages only ever grow, even if it leaves and comes back, so that either side can tell a late
+one. For this a server writes its checkpoint after each of these functions and before it sends what depends on it, and
+a client writes what `commit` returns before it replies. Rows live on the host in float64, whatever precision the
 clients compute in.
 """
 
@@ -132,7 +135,7 @@ def reason_to_refuse(server: ServerState, reply: Reply) -> str | None:
     record = server.clients.get(reply.client)
     if record is None:
         return "not a member of this federation"
-    if record.waiting is None or reply.sequence != record.sequence:
+    if record.waiting is None or (reply.version, reply.sequence) != (record.waiting, record.sequence):
         return f"answers message {reply.sequence}, which is not outstanding (repeated, late or abandoned)"
     return None
 
@@ -195,7 +198,7 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
             break
         exponents, method = exponents / 2, algorithm.damping.backed_off(method)
     else:
-        rows, posterior, exponents = server.rows, server.posterior, np.zeros(len(replies))
+        rows, posterior, method, exponents = server.rows, server.posterior, server.method, np.zeros(len(replies))
     chosen = {reply.client: float(exponent) for reply, exponent in zip(replies, exponents, strict=True)}
     return Change(posterior, rows, method, chosen)
 
@@ -224,6 +227,7 @@ def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
     if not is_proper(posterior):
         rows = dict.fromkeys(rows, to_host(algorithm.empty_row()))
         posterior = algorithm.rebuild(server.prior, list(rows.values()))
+        server = abandon(server, server.names)  # what is outstanding would change rows that are no more
     method = algorithm.initial_method(len(server.clients))
     return replace(server, version=server.version + 1, posterior=posterior, rows=rows, method=method)
 
@@ -259,10 +263,22 @@ def settle(algorithm: Algorithm, state: ClientState, message: Message) -> Client
     return replace(state, settled=settled.sequence, pending=None)
 
 
+def is_stale(state: ClientState, message: Message) -> bool:
+    """Whether a client that keeps something has answered a newer message: then this one is to be ignored.
+
+    It was overtaken on its way. The server waits for it no more, and to settle by it would undo what the newer one
+    settled. A client that keeps nothing answers whatever comes; the server refuses what it does not want.
+    """
+    pending = state.pending
+    if pending is None or (state.row is None and pending.local is None):
+        return False
+    return (message.version, message.sequence) < (pending.version, pending.sequence)
+
+
 def stored_reply(state: ClientState, message: Message) -> Reply | None:
     """The reply already given to this very message, so that a repeated request takes no second step."""
     pending = state.pending
-    if pending is None or pending.sequence != message.sequence:
+    if pending is None or (pending.version, pending.sequence) != (message.version, message.sequence):
         return None
     return Reply(message.client, pending.version, pending.sequence, pending.answer)
 

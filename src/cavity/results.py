@@ -180,6 +180,7 @@ def run(
     metrics: Mapping[str, Callable[[Any], float]] | None = None,
     observers: Sequence[Observer] = (),
     directory: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = 5.0,
 ) -> Fit:
     """Run a method over clients in this process.
 
@@ -194,6 +195,7 @@ def run(
         metrics: name -> function of the posterior, evaluated after each round for the history.
         observers: called after each round with its record and the server's state.
         directory: where to keep checkpoints; `cavity.resume` goes on from there.
+        checkpoint_seconds: how much work an interruption may cost; 0 writes one after every round.
 
     Returns:
         The fit.
@@ -202,7 +204,14 @@ def run(
     schedule = Synchronous() if schedule is None else schedule
     server = federation.open_federation(algorithm, schedule, list(data), seed, held_by_clients=held_by_clients)
     fit = Fit(algorithm, server, [], "rounds", schedule, data)
-    return _continue(fit, Stopping(rounds, tolerance), metrics=metrics, observers=observers, directory=directory)
+    return _continue(
+        fit,
+        Stopping(rounds, tolerance),
+        metrics=metrics,
+        observers=observers,
+        directory=directory,
+        checkpoint_seconds=checkpoint_seconds,
+    )
 
 
 def resume(
@@ -215,6 +224,7 @@ def resume(
     tolerance: float = 1e-6,
     metrics: Mapping[str, Callable[[Any], float]] | None = None,
     observers: Sequence[Observer] = (),
+    checkpoint_seconds: float = 5.0,
 ) -> Fit:
     """Go on with an interrupted run from its directory: bit for bit the run that was not interrupted.
 
@@ -227,6 +237,7 @@ def resume(
         tolerance: as in `run`.
         metrics: as in `run`.
         observers: as in `run`.
+        checkpoint_seconds: as in `run`.
     """
     fit = load(directory, algorithm=algorithm, schedule=schedule, clients=clients)
     missing = set(fit.server.names) ^ set(fit.clients or {})
@@ -235,8 +246,14 @@ def resume(
             f"the checkpoint and the data differ in their clients: {', '.join(sorted(missing))}. Give the same "
             "clients, then use fit.join or fit.withdraw"
         )
-    stopping = Stopping(rounds, tolerance)
-    return _continue(fit, stopping, metrics=metrics, observers=observers, directory=directory)
+    return _continue(
+        fit,
+        Stopping(rounds, tolerance),
+        metrics=metrics,
+        observers=observers,
+        directory=directory,
+        checkpoint_seconds=checkpoint_seconds,
+    )
 
 
 def load(
@@ -270,6 +287,7 @@ def _continue(
     metrics: Mapping[str, Callable[[Any], float]] | None = None,
     observers: Sequence[Observer] = (),
     directory: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = 5.0,
 ) -> Fit:
     if fit.clients is None:
         fit._needs_clients("go on")
@@ -299,6 +317,7 @@ def _continue(
         metrics=metrics,
         observers=observers,
         checkpoint=None if directory is None else checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
     )
     return finished(server, history, stopped)
 

@@ -3,12 +3,13 @@
 A packed tree is a dict of numpy arrays and a *manifest* that says how they are nested. Components are written by
 the qualified name of their class and rebuilt from their fields; only classes of Cavity, and those that the caller
 names, are ever rebuilt. A file is an ordinary `.npz` with the manifest as one more array, so that numpy can read
-the numbers without Cavity.
+the numbers without Cavity; the archive's comment is a checksum of everything before it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import io
 import json
@@ -38,32 +39,44 @@ def pack(tree: PyTree) -> dict[str, np.ndarray]:
 def unpack(arrays: dict[str, np.ndarray], types: Iterable[type] = ()) -> PyTree:
     """The tree that `pack` packed. `types` are classes outside Cavity that may appear in it."""
     try:
-        manifest = json.loads(np.asarray(arrays[MANIFEST], np.uint8).tobytes())
-    except (KeyError, ValueError, UnicodeDecodeError):
+        manifest = json.loads(arrays[MANIFEST].tobytes())
+        written_format, tree = manifest["format"], manifest["tree"]
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise CheckpointError("there is no readable manifest; this was not written by Cavity") from None
-    if manifest.get("format") != FORMAT:
+    if written_format != FORMAT:
         raise CheckpointError(
-            f"it has format {manifest.get('format')}, this version of Cavity reads format {FORMAT}; "
+            f"it has format {written_format}, this version of Cavity reads format {FORMAT}; "
             "use the version that wrote it"
         )
-    return _restore(manifest["tree"], arrays, {_type_name(cls): cls for cls in types})
+    try:
+        return _restore(tree, arrays, {_type_name(cls): cls for cls in types})
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"its manifest does not describe a tree ({type(error).__name__}: {error})") from None
 
 
 def to_bytes(tree: PyTree) -> bytes:
     """A packed tree as the bytes of an `.npz` file."""
     buffer = io.BytesIO()
     np.savez(buffer, **pack(tree))  # pyright: ignore[reportArgumentType]
-    return buffer.getvalue()
+    return seal(buffer.getvalue())
 
 
 def from_bytes(content: bytes, types: Iterable[type] = ()) -> PyTree:
-    """The inverse of `to_bytes`; every array's checksum is verified."""
+    """The inverse of `to_bytes`; a file that is not, byte for byte, what was written is not looked into."""
+    if seal(content[: -hashlib.sha256().digest_size]) != content:
+        raise CheckpointError("it is damaged, was cut off, or was not written by Cavity")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
-        raise CheckpointError(f"it is damaged or was cut off ({error})") from None
+    except (zipfile.BadZipFile, TypeError, ValueError, OSError, EOFError) as error:
+        raise CheckpointError(f"it is not an archive of arrays ({error})") from None
     return unpack(arrays, types)
+
+
+def seal(archive: bytes) -> bytes:
+    """A zip archive without a comment, or with one yet to come, with its SHA-256 as the comment."""
+    digest = hashlib.sha256(archive[:-2])  # the last two bytes are the length of the comment
+    return archive[:-2] + digest.digest_size.to_bytes(2, "little") + digest.digest()
 
 
 def types_in(tree: PyTree) -> set[type]:
@@ -79,6 +92,8 @@ def types_in(tree: PyTree) -> set[type]:
             for value in node.values():
                 walk(value)
         elif isinstance(node, (list, tuple)):
+            if hasattr(node, "_fields"):
+                found.add(type(node))
             for value in node:
                 walk(value)
 
@@ -98,12 +113,17 @@ def _type_name(cls: type) -> str:
 def _describe(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     if node is None or isinstance(node, (bool, int, str)):
         return node
+    if isinstance(node, (np.ndarray, np.generic, jax.Array)):
+        name, array = path or "value", np.asarray(node)
+        if array.dtype.kind not in "biufcUS":  # numpy would pickle objects, and forget what a bfloat16 is
+            raise TypeError(f"an array of {array.dtype} at {path or 'the root'} cannot be written; use float32")
+        arrays[name] = array
+        return {"array": name}
     if isinstance(node, float):
         return {"float": node.hex()}  # exact, infinities and NaN included
-    if isinstance(node, (np.ndarray, np.generic, jax.Array)):
-        name = path or "value"
-        arrays[name] = np.asarray(node)
-        return {"array": name}
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        fields = {name: _describe(getattr(node, name), f"{path}/{name}", arrays) for name in node._fields}
+        return {"namedtuple": _type_name(type(node)), "fields": fields}
     if isinstance(node, (list, tuple)):
         kind = "list" if isinstance(node, list) else "tuple"
         return {kind: [_describe(child, f"{path}/{i}", arrays) for i, child in enumerate(node)]}
@@ -134,20 +154,34 @@ def _restore(node: Any, arrays: dict[str, np.ndarray], types: dict[str, type]) -
         return tuple(_restore(child, arrays, types) for child in node["tuple"])
     if "dict" in node:
         return {key: _restore(child, arrays, types) for key, child in node["dict"]}
-    cls = types.get(node["module"]) or _cavity_type(node["module"])
+    fields = {name: _restore(child, arrays, types) for name, child in node["fields"].items()}
+    if "namedtuple" in node:
+        return _foreign_type(node["namedtuple"], types)(**fields)
+    cls = _cavity_type(node["module"]) if _is_of_cavity(node["module"]) else _foreign_type(node["module"], types)
+    if fields.keys() != {field.name for field in dataclasses.fields(cls)}:
+        raise CheckpointError(f"its {cls.__name__} has other fields than this version's; use the version that wrote it")
     # past __init__, which may compute or check: the fields are exactly what was there
     instance = object.__new__(cls)
-    for name, child in node["fields"].items():
-        object.__setattr__(instance, name, _restore(child, arrays, types))
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)
     return instance
 
 
-def _cavity_type(name: str) -> type:
-    module, _, qualified = name.partition(":")
-    if module.split(".")[0] != "cavity":
+def _is_of_cavity(name: str) -> bool:
+    return name.split(":")[0].split(".")[0] == "cavity"
+
+
+def _foreign_type(name: str, types: dict[str, type]) -> Any:
+    if name not in types:
+        module, _, qualified = name.partition(":")
         raise CheckpointError(
             f"it holds a {qualified} from {module}, which is not Cavity's; load it together with the algorithm"
         )
+    return types[name]
+
+
+def _cavity_type(name: str) -> Any:
+    module, _, qualified = name.partition(":")
     try:
         cls = getattr(importlib.import_module(module), qualified)
     except (ImportError, AttributeError):

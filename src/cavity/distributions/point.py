@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cavity.distributions.natural import ArrayLike
+from cavity.distributions.natural import ArrayLike, require_proper
 from cavity.errors import ImproperError
 from cavity.interfaces import Distribution
 
@@ -49,7 +49,8 @@ class PointMass(Distribution):
         return jnp.zeros_like(self.mean)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape d"]:
-        return jnp.broadcast_to(self.mean, (*shape, *self.mean.shape))
+        q = require_proper(self, "sample from")
+        return jnp.broadcast_to(q.mean, (*shape, *q.mean.shape))
 
     def log_prob(self, theta: Float[Array, " d"]) -> Float[Array, ""]:
         raise ImproperError("a point mass has no density to score with; compare `location` instead")

@@ -78,8 +78,9 @@ class BlockProduct(Distribution):
         return q.log_factor(theta) - q.log_partition
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> dict[str, Array]:
-        keys = jax.random.split(key, len(self.blocks))
-        return {name: block.sample(k, shape) for k, (name, block) in zip(keys, self.blocks.items(), strict=True)}
+        # by name: jax sorts the keys of a dict, so compiled code sees another order than it was given
+        keys = dict(zip(sorted(self.blocks), jax.random.split(key, len(self.blocks)), strict=True))
+        return {name: block.sample(keys[name], shape) for name, block in self.blocks.items()}
 
     def kl(self, other: BlockProduct) -> Float[Array, ""]:
         return sum(block.kl(other.blocks[name]) for name, block in self.blocks.items())  # pyright: ignore[reportReturnType]

@@ -83,6 +83,8 @@ class LocalEngine(Engine):
         states: Mapping[str, ClientState] | None = None,
     ):
         self._algorithm, self._seed = algorithm, seed
+        # a float would be a constant of the program, and each value of a sweep a program of its own
+        self._traced = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, algorithm)
         self._places = {name: place for place, name in enumerate(clients)}
         longest = max(len(data.weight) for data in clients.values())
         padded = [pad(data, longest) for data in clients.values()]
@@ -101,6 +103,8 @@ class LocalEngine(Engine):
         replies, groups = [], {}
         for message in queue:
             name = message.client
+            if ledger.is_stale(self._states[name], message):
+                continue
             stored = ledger.stored_reply(self._states[name], message)
             if stored is not None:
                 replies.append(stored)
@@ -127,7 +131,7 @@ class LocalEngine(Engine):
             jnp.asarray([name_number(message.client) for message in messages], jnp.uint32),
         )
         outcome = run_clients(
-            self._algorithm, header, briefs, local, self._data, None if everybody else jnp.asarray(places)
+            self._traced, header, briefs, local, self._data, None if everybody else jnp.asarray(places)
         )
         answers, local = jax.tree.map(np.asarray, outcome)
         replies = []

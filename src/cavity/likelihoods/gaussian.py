@@ -17,7 +17,7 @@ LOG_TWO_PI = float(np.log(2 * np.pi))
 class GaussianNoise(ClosedFormMean):
     """y ~ N(f, noise_sd^2), the noise known."""
 
-    noise_sd: Float[Array, ""] = eqx.field(converter=jnp.asarray)
+    noise_sd: Float[Array, ""] = eqx.field(converter=lambda sd: jnp.asarray(sd, float))
 
     @property
     def num_predictors(self) -> int:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.checks import numeric_matrix, numeric_vector
-from cavity.distributions import DiagonalGaussian, FullGaussian
+from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.distributions.gaussian import Gaussian, split
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel
@@ -125,9 +125,14 @@ def gaussian_prior(dimension: int, scale: Any, family: type[Gaussian] | None = N
     """N(0, scale^2) per coefficient; full covariance up to `FULL_COVARIANCE_LIMIT` coefficients, else mean field."""
     if family is None:
         family = FullGaussian if dimension <= FULL_COVARIANCE_LIMIT else DiagonalGaussian
-    precision = jnp.broadcast_to(1.0 / jnp.asarray(scale, float) ** 2, (dimension,))
-    zeros = jnp.zeros(dimension, precision.dtype)
-    return family.from_moments(zeros, jnp.diag(1 / precision) if family is FullGaussian else 1 / precision)  # pyright: ignore[reportAttributeAccessIssue]
+    variance = jnp.asarray(scale, float) ** 2
+    zeros = jnp.zeros(dimension, variance.dtype)
+    if family is IsotropicGaussian:
+        if variance.ndim > 0:
+            raise CavityError(f"an isotropic prior has one scale for all coefficients, not {variance.size}")
+        return IsotropicGaussian.from_moments(zeros, variance)
+    variance = jnp.broadcast_to(variance, (dimension,))
+    return family.from_moments(zeros, jnp.diag(variance) if family is FullGaussian else variance)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _feature_names(features: int | Sequence[str]) -> tuple[str, ...]:

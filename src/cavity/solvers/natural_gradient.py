@@ -29,6 +29,7 @@ from cavity.solvers.expectations import Expectation, default_expectation
 
 NEWTON_LIMIT = 1000  # coefficients for which the d x d Hessian of a small family is formed
 SMALLEST_STEP = 2.0**-30
+MAX_EXCESS = 10.0  # nats per coefficient by which spread may raise the loss of a start; at an optimum it is below 1/2
 
 
 class Evaluation(eqx.Module):
@@ -61,6 +62,11 @@ class NaturalGradientState(eqx.Module):
     tolerance: Float[Array, ""]
 
 
+def _as_array(number: Any) -> Any:
+    """As a leaf, so that a sweep over a solver's numbers does not recompile."""
+    return None if number is None else jnp.asarray(number)
+
+
 class NaturalGradient(Solver):
     """Solves the local problem of a Gaussian family deterministically, with all rows in each step.
 
@@ -74,9 +80,9 @@ class NaturalGradient(Solver):
         expectation: how expectations are computed; None chooses by the model.
     """
 
-    tolerance: Float[Array, ""] | float | None = None
-    max_steps: Int[Array, ""] | int = 100
-    step_size: Float[Array, ""] | float = 1.0
+    tolerance: Float[Array, ""] | None = eqx.field(converter=_as_array, default=None)
+    max_steps: Int[Array, ""] = eqx.field(converter=_as_array, default=100)
+    step_size: Float[Array, ""] = eqx.field(converter=_as_array, default=1.0)
     line_search: bool = eqx.field(static=True, default=True)
     newton: bool = eqx.field(static=True, default=True)
     expectation: Expectation | None = None
@@ -103,14 +109,16 @@ class NaturalGradient(Solver):
 
     def init(self, problem: Problem) -> NaturalGradientState:
         first = self._evaluate(problem, problem.start)
+        at_mean = problem.data.weight @ problem.loss(problem.model, problem.start.mean, problem.data.batch)
+        # eq. (4) as printed starts where it is told, unless nothing is finite there
+        limit = MAX_EXCESS * problem.start.dimension if self.line_search else jnp.finfo(at_mean.dtype).max
 
-        def tighten(evaluation: Evaluation) -> Evaluation:
-            return self._evaluate(problem, evaluation.q**10.0)
+        def too_wide(evaluation: Evaluation) -> Bool[Array, ""]:
+            excess = evaluation.expected_loss - at_mean
+            return ~(excess <= limit) & (jnp.max(jnp.abs(evaluation.q.precision)) < 1e12)
 
-        # a wide start may overflow (E[exp f] of counts): the same mean with less spread is as good a start
-        current = jax.lax.while_loop(
-            lambda e: ~jnp.isfinite(e.objective) & (jnp.max(jnp.abs(e.q.precision)) < 1e12), tighten, first
-        )
+        # a wide start may be worth nothing (E[exp f] of counts): the same mean with less spread is a better one
+        current = jax.lax.while_loop(too_wide, lambda wide: self._evaluate(problem, wide.q**10.0), first)
         dtype = current.objective.dtype
         tolerance = (1e-10 if dtype == jnp.float64 else 1e-7) if self.tolerance is None else self.tolerance
         return NaturalGradientState(

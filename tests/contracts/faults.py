@@ -1,0 +1,469 @@
+"""The invariant of the ledger under a network that loses, delays, repeats and re-orders, and machines that crash.
+
+    No client's data count twice, or not at all, whatever is lost, late, repeated or re-ordered, and whoever is killed.
+
+A `Simulation` plays a seeded random schedule of events over the pure functions of `cavity.ledger`; no engine is
+involved. The rules that its machines keep are those that an engine must keep:
+
+- the server changes its state, writes its checkpoint, and only then sends what depends on it. A crash before the
+  write undoes the change; a crash after it loses what was to be sent;
+- a client writes what `ledger.commit` returns, and only then replies. A crash before the write undoes the work; a
+  crash after it loses the reply. Where the server holds the factors, a client's disk may also be wiped.
+
+The simulation keeps books of its own: for each client the accepted deltas, merged once each into an empty row. After
+every step they are compared to what the ledger has made of the same replies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import jax
+import jaxtyping
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity import ledger, wire
+from cavity.data.clients import prepare_clients
+from cavity.engines.drive import client_half
+from cavity.engines.local import client_keys, name_number
+from cavity.interfaces import Data, RowAlgorithm
+from cavity.state import ClientState, Message, Reply, ServerState
+
+EVENTS = {
+    "deliver": 60,
+    "dispatch": 25,
+    "drop": 6,
+    "repeat": 8,
+    "garble": 2,
+    "abandon": 6,
+    "server restarts": 3,
+    "client wiped": 3,
+    "withdraw": 3,
+    "join": 5,
+}
+
+
+def distance(tree: PyTree, reference: PyTree) -> float:
+    """The largest difference of two trees' numbers, relative to the largest number of each array (or to 1)."""
+    leaves, structure = jax.tree.flatten(tree)
+    others, other_structure = jax.tree.flatten(reference)
+    if structure != other_structure or any(np.shape(a) != np.shape(b) for a, b in zip(leaves, others, strict=True)):
+        return float("inf")
+    pairs = [(np.asarray(a, float), np.asarray(b, float)) for a, b in zip(leaves, others, strict=True)]
+    gaps = [np.max(np.abs(a - b)) / max(1.0, np.max(np.abs(b))) for a, b in pairs if a.size]
+    return float(np.max(gaps, initial=0.0))  # a NaN stays one, and is not below any tolerance
+
+
+@dataclass
+class Books:
+    """The simulation's own account, written whenever the server's checkpoint is.
+
+    Attributes:
+        rows: for each member, its accepted deltas merged into an empty row.
+        local: for each client, the latents that belong to its last accepted reply, where they are known.
+        accepted: the replies accepted so far.
+    """
+
+    rows: dict[str, PyTree]
+    local: dict[str, PyTree] = field(default_factory=dict)
+    accepted: set[tuple[str, int, int]] = field(default_factory=set)
+
+
+class World:
+    """What all schedules share: the method, the data, the compiled client half, and the undisturbed answers.
+
+    Args:
+        algorithm: a method with rows.
+        clients: name -> data, as `cavity.run` takes them.
+        held_by_clients: the variant of the ledger.
+        canonical: a posterior in a form that does not depend on the order of its factors.
+        rest: undisturbed rounds have come to rest when the posterior moves by less than this, relatively.
+        max_rounds: within which they must.
+    """
+
+    def __init__(
+        self,
+        algorithm: RowAlgorithm,
+        clients: Mapping[str, PyTree],
+        *,
+        held_by_clients: bool = False,
+        canonical: Callable[[Any], PyTree] = lambda posterior: posterior,
+        rest: float = 1e-11,
+        max_rounds: int = 200,
+    ):
+        self.algorithm, self.held_by_clients = algorithm, held_by_clients
+        self.data: dict[str, Data] = prepare_clients(algorithm.model, clients)  # pyright: ignore[reportAttributeAccessIssue]
+        self.names = tuple(self.data)
+        self.canonical, self.rest, self.max_rounds = canonical, rest, max_rounds
+        self.empty = ledger.to_host(algorithm.empty_row())
+        self._numbers, self._rest = eqx.partition(algorithm, eqx.is_array)
+        self._answers: dict[frozenset[str], PyTree] = {}
+
+    @cached_property
+    def _half(self) -> Callable[..., Any]:
+        @jax.jit
+        def half(numbers: PyTree, header: tuple, brief: PyTree, local: PyTree, data: Data) -> Any:
+            seed, *rest = header
+            key = client_keys(seed, *(number[None] for number in rest))[0]
+            return client_half(eqx.combine(numbers, self._rest), key, brief, local, data)
+
+        return half
+
+    def answer(self, message: Message, state: ClientState) -> tuple[Any, PyTree]:
+        """The client's half, with the same randomness as in any engine."""
+        numbers = (0, message.version, message.sequence, name_number(message.client))
+        header = tuple(np.asarray(number, np.uint32) for number in numbers)
+        brief = ledger.brief_for(state, message)
+        return jax.tree.map(
+            np.asarray, self._half(self._numbers, header, brief, state.local, self.data[message.client])
+        )
+
+    def undisturbed(self, members: Iterable[str]) -> PyTree:
+        """Where rounds without a fault come to rest, from the prior."""
+        members = frozenset(members)
+        if members not in self._answers:
+            names = [name for name in self.names if name in members]
+            calm = Simulation(self, names)
+            calm.settle_down()
+            self._answers[members] = self.canonical(calm.server.posterior)
+        return self._answers[members]
+
+
+class Simulation:
+    """One schedule of events.
+
+    Args:
+        world: what does not change from schedule to schedule.
+        names: the members at the start.
+        seed: of the events.
+        crash_rate: the probability that a machine crashes at a point where it may.
+        through_wire: whether states are written and read as bytes, as in a file.
+        invariant_tolerance: to which the books must agree with the ledger.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        names: Iterable[str],
+        *,
+        seed: int = 0,
+        crash_rate: float = 0.0,
+        through_wire: bool = False,
+        invariant_tolerance: float = 1e-9,
+    ):
+        self.world, self.algorithm = world, world.algorithm
+        self.random, self.crash_rate = random.Random(seed), crash_rate
+        self.through_wire, self.tolerance = through_wire, invariant_tolerance
+        self.seen, self.log = Counter(), []
+        names = list(names)
+        self.server = ledger.open_ledger(self.algorithm, names, held_by_clients=world.held_by_clients)
+        self.checkpoint = self._written(self.server)
+        self.disks = {name: self._new_disk(name) for name in names}
+        self.books = Books(dict.fromkeys(names, world.empty))
+        self.network: list[Message | Reply] = []
+        self._watched: list[Any] = []
+        self.lives = Counter()  # how often a client's disk has been wiped
+        self.kept: dict[tuple[str, int, int], tuple[int, PyTree]] = {}  # reply -> (life, latents written with it)
+
+    def play(self, num_steps: int) -> None:
+        """So many random events, and a look at the books after each."""
+        for _ in range(num_steps):
+            possible = self._possible()
+            (event,) = self.random.choices(possible, [EVENTS[event] for event in possible])
+            getattr(self, "_" + event.replace(" ", "_"))()
+            self._note(event)
+            self.check_books()
+
+    def _possible(self) -> list[str]:
+        held_by_clients, members = self.world.held_by_clients, self.server.names
+        impossible = {
+            "deliver": not self.network,
+            "drop": not self.network,
+            "repeat": not self.network,
+            "garble": not any(isinstance(item, Reply) for item in self.network),
+            "abandon": len(self.server.idle) == len(members),
+            "client wiped": held_by_clients,  # there the disk is the only copy of the factor; see `ledger.settle`
+            "withdraw": held_by_clients or len(members) < 2,
+            "join": len(members) == len(self.world.names),
+        }
+        return [event for event in EVENTS if not impossible.get(event)]
+
+    def _dispatch(self) -> None:
+        # mostly to idle clients, at times over the head of an outstanding message
+        names = (self.random.random() < 0.8 and self.server.idle) or self.server.names
+        chosen = self.random.sample(names, self.random.randint(1, len(names)))
+        server, messages = ledger.dispatch(self.algorithm, self.server, chosen)
+        if self._write(server):
+            self._send(messages)
+
+    def _deliver(self) -> None:
+        item = self._pick()
+        if isinstance(item, Message):
+            return self._client_works(item)
+        # the server may find several replies in its box, repeats included
+        replies, left = [item], []
+        for other in self.network:
+            (replies if isinstance(other, Reply) and self.random.random() < 0.2 else left).append(other)
+        self.network = left
+        return self._server_receives(replies)
+
+    def _drop(self) -> None:
+        self._pick()
+
+    def _repeat(self) -> None:
+        self.network.append(self.random.choice(self.network))
+
+    def _garble(self) -> None:
+        """A client's arithmetic fails: its change arrives as NaN."""
+        reply = self.random.choice([item for item in self.network if isinstance(item, Reply)])
+        delta = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), reply.answer.delta)
+        self.network.append(replace(reply, answer=replace(reply.answer, delta=delta)))
+
+    def _abandon(self) -> None:
+        waiting = [name for name in self.server.names if name not in self.server.idle]
+        self._write(ledger.abandon(self.server, [self.random.choice(waiting)]))
+
+    def _server_restarts(self) -> None:
+        self.server = self._read(self.checkpoint)
+        if self.random.random() < 0.5:
+            self.network = [item for item in self.network if isinstance(item, Message)]
+        if self.random.random() < 0.5:
+            self._write(ledger.abandon(self.server, self.server.names))
+
+    def _client_wiped(self) -> None:
+        self._wipe(self.random.choice(self.world.names))
+
+    def _withdraw(self) -> None:
+        before, name = self.server, self.random.choice(self.server.names)
+        server = ledger.withdraw(self.algorithm, before, name)
+        if self._write(server):
+            if any(server.rows[other] is not before.rows[other] for other in server.rows):
+                self._note("rows emptied")  # without this client the product was improper
+                self.books.rows = dict.fromkeys(self.books.rows, self.world.empty)
+            del self.books.rows[name]
+            self.books.local.pop(name, None)
+
+    def _join(self) -> None:
+        name = self.random.choice([name for name in self.world.names if name not in self.server.names])
+        if self._write(ledger.join(self.algorithm, self.server, name)):
+            self.books.rows[name] = self.world.empty
+            if name not in self.disks or self.random.random() < 0.5:
+                self._wipe(name)  # a new machine; otherwise it comes back with what it kept
+
+    def _server_receives(self, replies: list[Reply]) -> None:
+        before = self.server
+        server, outcome = ledger.receive(self.algorithm, before, replies)
+        self.seen["reply refused"] += len(outcome.refused)
+        if not self._write(server):
+            return
+        for name, exponent in outcome.accepted.items():
+            record = before.clients[name]
+            outstanding = (name, record.waiting, record.sequence)
+            fitting = [r for r in replies if (r.client, r.version, r.sequence) == outstanding]
+            self._expect(bool(fitting), f"accepted a reply of {name!r} that answers no outstanding message")
+            self._expect(outstanding not in self.books.accepted, f"accepted a reply of {name!r} twice")
+            delta = ledger.to_host(fitting[0].answer.delta)
+            self.books.accepted.add(outstanding)
+            self.books.rows[name] = self.algorithm.merge(self.books.rows[name], delta, exponent)
+            life, local = self.kept[outstanding]
+            if life == self.lives[name]:
+                self.books.local[name] = local
+            self._note("reply accepted")
+
+    def _client_works(self, message: Message) -> None:
+        name = message.client
+        state = self.disks[name]
+        if ledger.is_stale(state, message):
+            self._note("message overtaken")
+            return
+        reply = ledger.stored_reply(state, message)
+        if reply is None:
+            state = ledger.settle(self.algorithm, state, message)
+            record = self.server.clients.get(name)
+            if name in self.books.local and record is not None and record.sequence == message.sequence:
+                self._expect(
+                    distance(state.local, self.books.local[name]) == 0.0,
+                    f"client {name!r} works on latents that do not belong to its last accepted reply",
+                )
+            answer, local = self.world.answer(message, state)
+            state, reply = ledger.commit(state, message, answer, local)
+            if self._crashes("client before its write"):
+                return
+            self.disks[name] = self._read(self._written(state))
+            self.kept[name, reply.version, reply.sequence] = (self.lives[name], local)
+        else:
+            self._note("stored reply")
+        if not self._crashes("client after its write"):
+            self.network.append(reply)
+
+    def _write(self, server: ServerState) -> bool:
+        """The server's checkpoint, and whether it was written; after a crash the old one is in force."""
+        if self._crashes("server before its write"):
+            self.server = self._read(self.checkpoint)
+            return False
+        self.server = server
+        self.checkpoint = self._written(server)
+        return True
+
+    def _send(self, messages: list[Message]) -> None:
+        if self._crashes("server after its write"):
+            self.server = self._read(self.checkpoint)
+        else:
+            self.network += messages
+
+    def _wipe(self, name: str) -> None:
+        self.disks[name] = self._new_disk(name)
+        self.books.local.pop(name, None)
+        self.lives[name] += 1
+
+    def _new_disk(self, name: str) -> ClientState:
+        return ledger.open_client(self.algorithm, self.world.data[name], held_by_clients=self.world.held_by_clients)
+
+    def _written(self, state: PyTree) -> Any:
+        return (wire.to_bytes(state), wire.types_in(state)) if self.through_wire else state
+
+    def _read(self, written: Any) -> Any:
+        return wire.from_bytes(*written) if self.through_wire else written
+
+    def _crashes(self, where: str) -> bool:
+        crashed = self.random.random() < self.crash_rate
+        if crashed:
+            self._note(f"crash: {where}")
+        return crashed
+
+    def _pick(self) -> Message | Reply:
+        return self.network.pop(self.random.randrange(len(self.network)))
+
+    def _note(self, what: str) -> None:
+        self.seen[what] += 1
+        self.log.append(what)
+
+    def check_books(self) -> None:
+        """The invariant, as it stands in `cavity.ledger`; where nothing has changed since the last look, it holds."""
+        watched = [self.server.posterior, *self.server.rows.values(), *self.books.rows.values(), *self.disks.values()]
+        if len(watched) == len(self._watched) and all(map(operator.is_, watched, self._watched)):
+            return
+        self._watched = watched
+        rows = self._rows()
+        self._expect(rows.keys() == self.books.rows.keys(), "the ledger has other members than the books")
+        for name, row in rows.items():
+            gap = distance(row, self.books.rows[name])
+            self._expect(gap <= self.tolerance, f"the row of {name!r} is {gap:.1e} from its accepted replies")
+        posterior = self.algorithm.rebuild(self.server.prior, list(rows.values()))
+        gap = distance(self.server.posterior, posterior)
+        self._expect(gap <= self.tolerance, f"the posterior is {gap:.1e} from prior times factors")
+
+    def _rows(self) -> dict[str, PyTree]:
+        """Each member's row: the server's, or what its client keeps with what is accepted but not yet committed."""
+        if not self.world.held_by_clients:
+            return self.server.rows
+        rows = {}
+        for name, record in self.server.clients.items():
+            state, settled = self.disks[name], record.settled
+            rows[name] = state.row
+            if state.pending is not None and state.pending.sequence == settled.sequence:
+                delta = ledger.to_host(state.pending.answer.delta)
+                rows[name] = self.algorithm.merge(state.row, delta, settled.exponent)
+        return rows
+
+    def _expect(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise AssertionError(f"{otherwise}, after: {', '.join(self.log[-12:])}")
+
+    def heal(self) -> None:
+        """The network delivers all that it still holds, in any order, and from then on nothing fails."""
+        self.crash_rate = 0.0
+        while self.network:
+            self._deliver()
+            self.check_books()
+        self.settle_down()
+        self.check_books()
+
+    def check_end(self, tolerance: float) -> None:
+        """The posterior is where the same members would have come without a fault."""
+        gap = distance(self.world.canonical(self.server.posterior), self.world.undisturbed(self.server.names))
+        self._expect(gap <= tolerance, f"after healing the posterior is {gap:.1e} from the undisturbed one")
+
+    def settle_down(self) -> None:
+        """Undisturbed rounds until the posterior moves no more."""
+        for _ in range(self.world.max_rounds):
+            before = self.world.canonical(self.server.posterior)
+            server, messages = ledger.dispatch(self.algorithm, self.server, self.server.names)
+            self._write(server)
+            for message in messages:
+                self._client_works(message)
+            replies, self.network = self.network, []
+            self._server_receives([item for item in replies if isinstance(item, Reply)])
+            if distance(self.world.canonical(self.server.posterior), before) < self.world.rest:
+                return
+        raise AssertionError(f"undisturbed rounds did not come to rest within {self.world.max_rounds}")
+
+
+@contextlib.contextmanager
+def types_unchecked() -> Iterator[None]:
+    """Without the checks of types and shapes, which take two thirds of the time of a schedule."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def check_survives_faults(
+    algorithm: RowAlgorithm,
+    clients: Mapping[str, PyTree],
+    num_schedules: int,
+    *,
+    held_by_clients: bool = False,
+    first_seed: int = 0,
+    num_steps: int = 20,
+    crash_rate: float = 0.05,
+    tolerance: float = 1e-8,
+    canonical: Callable[[Any], PyTree] = lambda posterior: posterior,
+    rest: float = 1e-11,
+    max_rounds: int = 200,
+) -> Counter:
+    """Play random schedules of faults; the invariant holds after every step, and the end is the undisturbed one.
+
+    Args:
+        algorithm: a method with rows; its clients may keep latents, its rows may differ in shape.
+        clients: name -> data. One of them joins late, and any may leave and come back (server-held).
+        num_schedules: how many seeds to play.
+        held_by_clients: the variant of the ledger.
+        first_seed: of the first schedule; a failure names its seed.
+        num_steps: events per schedule.
+        crash_rate: the probability that a machine crashes at a point where it may.
+        tolerance: to which the healed posterior must be the undisturbed one.
+        canonical: a posterior in a form that does not depend on the order of its factors.
+        rest: undisturbed rounds have come to rest when the posterior moves by less than this, relatively.
+        max_rounds: within which they must.
+
+    Returns:
+        How often each kind of event happened, so that a test can see that its faults did.
+    """
+    world = World(
+        algorithm, clients, held_by_clients=held_by_clients, canonical=canonical, rest=rest, max_rounds=max_rounds
+    )
+    seen = Counter()
+    for seed in range(first_seed, first_seed + num_schedules):
+        simulation = Simulation(world, world.names[:-1], seed=seed, crash_rate=crash_rate, through_wire=seed % 10 == 0)
+        try:
+            # the first schedules check types too; the others have the same
+            with contextlib.nullcontext() if seed < first_seed + 3 else types_unchecked():
+                simulation.play(num_steps)
+                simulation.heal()
+                simulation.check_end(tolerance)
+        except Exception as error:
+            error.add_note(f"schedule with seed {seed}, held_by_clients={held_by_clients}")
+            raise
+        seen += simulation.seen
+    return seen
