@@ -25,7 +25,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from cavity import ledger
 from cavity.state import Answer, Brief, Message, Reply, ServerState
 
-
 D = TypeVar("D", bound="Distribution")
 
 

@@ -122,7 +122,8 @@ def _describe(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(node, float):
         return {"float": node.hex()}  # exact, infinities and NaN included
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        fields = {name: _describe(getattr(node, name), f"{path}/{name}", arrays) for name in node._fields}
+        names = getattr(node, "_fields", ())
+        fields = {name: _describe(getattr(node, name), f"{path}/{name}", arrays) for name in names}
         return {"namedtuple": _type_name(type(node)), "fields": fields}
     if isinstance(node, (list, tuple)):
         kind = "list" if isinstance(node, list) else "tuple"

@@ -106,7 +106,7 @@ class FullGaussian(Gaussian):
         return self.mean + draws.reshape(noise.shape)
 
     def kl(self, other: Gaussian) -> Float[Array, ""]:
-        """Computed as ||M - I||-like sums of non-negative terms, M = L_q^-1 Lambda_p L_q^-T, so that nothing cancels."""
+        """As a sum of non-negative terms in the root of L_q^-1 Lambda_p L_q^-T, so that nothing cancels."""
         chol = self.cholesky
         left = solve_triangular(chol, jnp.asarray(other.precision_matrix), lower=True)
         ratio = jnp.linalg.cholesky(solve_triangular(chol, left.T, lower=True))

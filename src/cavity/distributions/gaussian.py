@@ -17,7 +17,6 @@ from jaxtyping import Array, Float
 
 from cavity.distributions.natural import ArrayLike, ExponentialFamily
 
-
 G = TypeVar("G", bound="Gaussian")
 
 

@@ -40,9 +40,7 @@ def _imports(journal: Journal) -> None:
         journal.say(f"import, {repeat + 1} of {REPEATS}")
     ratio = seconds["cavity"] / seconds["jax"]
     loaded = min(_seconds("import cavity; cavity.PVI, cavity.run, cavity.models") for _ in range(REPEATS))
-    journal.row(
-        "imports", jax=seconds["jax"], cavity=seconds["cavity"], ratio=ratio, cavity_with_all_parts=loaded
-    )
+    journal.row("imports", jax=seconds["jax"], cavity=seconds["cavity"], ratio=ratio, cavity_with_all_parts=loaded)
     journal.check("core-import time of `import cavity` / `import jax`", ratio, "<= 1.3", ratio <= IMPORT_BAR)
 
 
