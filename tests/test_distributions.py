@@ -79,7 +79,7 @@ gaussian_of = pytest.mark.parametrize("family", GAUSSIANS, ids=lambda family: fa
 
 
 @family_of
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**20))
 def test_algebra_is_a_group(family, seed):
     contract.check_group(*(random_member(family, seed + i) for i in range(3)))
@@ -101,7 +101,7 @@ def test_log_prob_is_normalised(family):
 
 
 @family_of
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**20))
 def test_mean_parameters_are_the_gradient_of_the_log_partition(family, seed):
     contract.check_mean_parameters(random_member(family, seed))
@@ -129,7 +129,7 @@ def test_kl(family):
 
 
 @family_of
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**20))
 def test_kl_is_not_negative(family, seed):
     q, p = random_member(family, seed), random_member(family, seed + 1)

@@ -13,7 +13,7 @@ from cavity.data.clients import Weighted, prepare_clients
 from cavity.engines import local
 from cavity.engines.local import LocalEngine, client_keys, name_number, pad
 from cavity.interfaces import Damping, Model, RowAlgorithm, Solution, Solver
-from cavity.server import Adaptive, Fixed
+from cavity.server import Fixed
 from cavity.solvers import NaturalGradient
 from cavity.state import ClientState
 from tests import scenarios
@@ -86,11 +86,11 @@ class Diary(RowAlgorithm):
 
 
 ALGORITHMS = {
-    "deterministic": lambda: cavity.PVI(cavity.models.logistic_regression(1)),
-    "random": lambda: cavity.PVI(cavity.models.logistic_regression(1), solver=Noisy()),
-    "with latents": lambda: Diary(cavity.PVI(cavity.models.logistic_regression(1))),
+    "closed form": lambda: cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0)),
+    "iterative": lambda: cavity.PVI(cavity.models.logistic_regression(1)),
+    "random": lambda: cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0), solver=Noisy()),
+    "with latents": lambda: Diary(cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0))),
 }
-ANY_ALGORITHM = pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS.keys())
 
 
 def replies(algorithm, clients, names=None, seed=5):
@@ -104,10 +104,10 @@ def replies(algorithm, clients, names=None, seed=5):
     return {reply.client: reply.answer for reply in engine.collect(len(messages))}, engine
 
 
-@ANY_ALGORITHM
-def test_a_reply_does_not_depend_on_the_others(make):
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_a_reply_does_not_depend_on_the_others(kind):
     """Not on who else is there (padding), nor on who else works (the program), nor on the order."""
-    algorithm, clients = make(), unequal_clients()
+    algorithm, clients = ALGORITHMS[kind](), unequal_clients(2 if kind == "iterative" else 4)
     together, _ = replies(algorithm, clients)
     backwards, _ = replies(algorithm, dict(reversed(clients.items())))
     for name in clients:
@@ -151,7 +151,7 @@ def test_padding_has_no_weight():
 
 
 def test_weights_are_repeats():
-    (x, y), model = unequal_clients(1)["client-0"], cavity.models.logistic_regression(1)
+    (x, y), model = unequal_clients(1)["client-0"], cavity.models.linear_regression(1, noise_sd=1.0)
     weighted = cavity.run(cavity.PVI(model), {"a": Weighted((x, y), [2.0, 1.0, 0.0])})
     repeated = cavity.run(cavity.PVI(model), {"a": (x[[0, 0, 1]], y[[0, 0, 1]])})
     assert distance(weighted.posterior, repeated.posterior) < 1e-9
@@ -160,7 +160,7 @@ def test_weights_are_repeats():
 @pytest.mark.parametrize("held_by_clients", [False, True])
 def test_the_order_of_clients_does_not_matter(held_by_clients):
     clients = unequal_clients()
-    algorithm = cavity.PVI(cavity.models.logistic_regression(1))
+    algorithm = ALGORITHMS["closed form"]()
     options = {"rounds": 5, "tolerance": 0.0, "held_by_clients": held_by_clients}
     fit = cavity.run(algorithm, clients, **options)
     other = cavity.run(algorithm, dict(reversed(clients.items())), **options)
@@ -172,8 +172,8 @@ def test_the_order_of_clients_does_not_matter(held_by_clients):
 def test_the_engine_does_what_the_ledger_does():
     """The simulation of faults, undisturbed, runs no engine; they agree."""
     clients = unequal_clients(3)
-    algorithm = cavity.PVI(cavity.models.logistic_regression(1))
-    fit = cavity.run(algorithm, clients, rounds=100, tolerance=1e-24)
+    algorithm = ALGORITHMS["closed form"]()
+    fit = cavity.run(algorithm, clients, rounds=5, tolerance=0.0)
     assert distance(fit.posterior, World(algorithm, clients).undisturbed(clients)) < 1e-9
 
 
@@ -235,13 +235,13 @@ def programs(monkeypatch):
 
 
 def test_a_synchronous_round_is_one_program(programs):
-    cavity.run(ALGORITHMS["deterministic"](), unequal_clients(), rounds=3, tolerance=0.0)
+    cavity.run(ALGORITHMS["closed form"](), unequal_clients(), rounds=3, tolerance=0.0)
     assert programs == [4, 4, 4]
 
 
 def test_a_sequential_round_is_one_program_per_client(programs):
     schedule = cavity.schedules.Sequential()
-    cavity.run(ALGORITHMS["deterministic"](), unequal_clients(), rounds=2, tolerance=0.0, schedule=schedule)
+    cavity.run(ALGORITHMS["closed form"](), unequal_clients(), rounds=2, tolerance=0.0, schedule=schedule)
     assert programs == [1] * 8
 
 
@@ -262,7 +262,7 @@ def counting_model():
 
     def log_likelihood(parameters, batch):
         traces.append(None)
-        return -0.5 * (batch - parameters["location"]) ** 2
+        return -jnp.logaddexp(batch - parameters["location"], parameters["location"] - batch)
 
     return cavity.models.function_model(log_likelihood, {"location": 0.0}), traces
 
@@ -288,11 +288,10 @@ def test_one_compilation_per_shape():
     "sweep",
     [
         [{"damping": Fixed(exponent)} for exponent in (0.3, 0.5, 1.0)],
-        [{"damping": Adaptive(smallest, 1.5)} for smallest in (0.05, 0.1)],
-        [{"solver": NaturalGradient(tolerance=tolerance)} for tolerance in (1e-6, 1e-8, 1e-10)],
+        [{"solver": NaturalGradient(tolerance=tolerance)} for tolerance in (1e-2, 1e-6, 1e-10)],
         [{"solver": NaturalGradient(tolerance=1e-9, step_size=size)} for size in (1.0, 0.5)],
     ],
-    ids=["damping", "adaptive", "tolerance", "step size"],
+    ids=["damping", "tolerance", "step size"],
 )
 def test_a_sweep_does_not_compile_again(sweep):
     """A number is an argument of the program, not a part of it, also where a user writes it as a float."""

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from cavity.distributions import Beta, DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.divergences import KL
-from cavity.engines.drive import solve
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Problem
 from cavity.losses import NegativeLogLikelihood
@@ -37,7 +35,6 @@ CASES = {
     "natural gradient, mean field": (NaturalGradient(), DiagonalGaussian),
     "no line search": (NaturalGradient(line_search=False), FullGaussian),
     "nodes in theta": (NaturalGradient(expectation=ThetaNodes()), FullGaussian),
-    "nodes in theta, mean field": (NaturalGradient(expectation=ThetaNodes()), DiagonalGaussian),
     "descent": (DESCENT, FullGaussian),
     "descent, mean field": (DESCENT, DiagonalGaussian),
 }
@@ -172,23 +169,6 @@ def test_single_precision():
         assert solution.tilted.precision.dtype == jnp.float32
         assert bool(solution.converged)
     assert distance(jax.tree.map(lambda leaf: np.asarray(leaf, float), solution.tilted), reference) < 1e-6
-
-
-def test_solves_run_side_by_side():
-    """As one vectorised program, each client's answer is what it is alone."""
-    scenario = scenarios.logistic()
-    model = built(scenario, logistic_regression, FullGaussian)
-    parts = scenarios.homogeneous(len(scenario.y), 3)
-    pieces = [contract.as_data(scenario.x[rows], scenario.y[rows]) for rows in parts]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pieces)
-
-    def one(data):
-        return solve(NaturalGradient(), contract.KEY, eqx.tree_at(lambda p: p.data, problem(scenario, model), data))
-
-    together = eqx.filter_jit(eqx.filter_vmap(one))(stacked)
-    for i, solution in enumerate(map(eqx.filter_jit(one), pieces)):
-        np.testing.assert_allclose(together.tilted.precision[i], solution.tilted.precision, rtol=1e-9)
-        assert int(together.steps[i]) == int(solution.steps)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,29 @@ from cavity.errors import DataError
 
 
 def numeric_matrix(x: Any, features: Sequence[str]) -> np.ndarray:
-    """`x` as finite floats [n, p] with one column per feature, or a DataError that names the column."""
-    array = np.asarray(x)
+    """`x` as finite floats [n, p] with one column per feature, or a DataError that names the column.
+
+    The columns of a table (pandas, polars) are found by name. They are taken by position where the table has no
+    names, or the model has those that it gives itself (x1, x2, ...).
+    """
+    given = tuple(features) != tuple(f"x{j}" for j in range(1, len(features) + 1))
+    if given and any(isinstance(name, str) for name in getattr(x, "columns", ())):
+        for name in features:
+            if name not in x.columns:
+                raise DataError(f"there is no column '{name}'; the table has {', '.join(map(str, x.columns))}")
+        x = x[list(features)]
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise DataError("x is not a table: give one row per example, all with one number per feature") from None
     if array.ndim == 1:
         array = array[:, None]
+    if array.shape[:1] == (0,):
+        return np.zeros((0, len(features)))
     if array.ndim != 2 or array.shape[1] != len(features):
-        columns = array.shape[1] if array.ndim == 2 else f"shape {array.shape}"
+        found = f"{array.shape[1]} columns" if array.ndim == 2 else f"the shape {array.shape}"
         raise DataError(
-            f"x has {columns} columns, but the model has {len(features)} features "
+            f"x has {found}, but the model has {len(features)} features "
             f"({', '.join(features[:6])}{', ...' if len(features) > 6 else ''}); the intercept is added for you"
         )
     return np.stack([finite_column(array[:, j], f"column '{name}'") for j, name in enumerate(features)], axis=1)
@@ -26,7 +41,10 @@ def numeric_matrix(x: Any, features: Sequence[str]) -> np.ndarray:
 
 def numeric_vector(y: Any) -> np.ndarray:
     """`y` as finite floats [n], or a DataError."""
-    array = np.asarray(y)
+    try:
+        array = np.asarray(y)
+    except ValueError:
+        raise DataError("y must have one outcome per row; some of its entries are lists") from None
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -36,13 +54,18 @@ def numeric_vector(y: Any) -> np.ndarray:
 
 def finite_column(values: np.ndarray, label: str) -> np.ndarray:
     """One column as finite floats, or a DataError that says what it holds instead."""
+    if values.dtype.kind in "mM":
+        values = values.astype(str)  # numpy would turn a date into a number of nanoseconds
     try:
         numbers = values.astype(np.float64)
     except (TypeError, ValueError):
-        example = next(v for v in values.tolist() if not _is_number(v))
-        raise DataError(
-            f"{label} holds text such as {example!r}; code it as numbers (one 0/1 column per level) first"
-        ) from None
+        known = [np.nan if _is_missing(value) else value for value in values.tolist()]
+        text = [value for value in known if not _is_number(value)]
+        if text:
+            raise DataError(
+                f"{label} holds text such as {text[0]!r}; code it as numbers (one 0/1 column per level) first"
+            ) from None
+        numbers = np.array(known, np.float64)
     bad = ~np.isfinite(numbers)
     if bad.any():
         rows = ", ".join(map(str, np.flatnonzero(bad)[:10]))
@@ -51,6 +74,10 @@ def finite_column(values: np.ndarray, label: str) -> np.ndarray:
             "drop these rows or impute them before joining"
         )
     return numbers
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType")  # those of pandas, which is optional
 
 
 def _is_number(value: Any) -> bool:

@@ -255,6 +255,7 @@ class Damping(eqx.Module):
 class Algorithm(eqx.Module):
     """Both halves of a method. The client's: `problem` and `answer`, around a solve. The server's: `absorb`."""
 
+    model: eqx.AbstractVar[Model]
     solver: eqx.AbstractVar[Solver]
 
     @property

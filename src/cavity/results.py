@@ -266,7 +266,7 @@ def load(
     """A fit from a file that `Fit.save` wrote, or from a run's directory."""
     path = Path(path)
     directory, name = (path, CHECKPOINT) if path.is_dir() else (path.parent, path.name)
-    types = wire.types_in((algorithm, schedule))
+    types = wire.types_beside((algorithm, schedule))
     if algorithm is not None:
         types |= wire.types_in((algorithm.empty_row(), algorithm.initial_method(1)))
     if schedule is not None:

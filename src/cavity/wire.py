@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import io
 import json
+import sys
 import zipfile
 from collections.abc import Iterable
 from typing import Any
@@ -50,6 +51,8 @@ def unpack(arrays: dict[str, np.ndarray], types: Iterable[type] = ()) -> PyTree:
         )
     try:
         return _restore(tree, arrays, {_type_name(cls): cls for cls in types})
+    except CheckpointError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"its manifest does not describe a tree ({type(error).__name__}: {error})") from None
 
@@ -99,6 +102,18 @@ def types_in(tree: PyTree) -> set[type]:
 
     walk(tree)
     return found
+
+
+def types_beside(tree: PyTree) -> set[type]:
+    """The classes in a tree, and those that stand beside them in their modules: what a part and its state may hold."""
+    found = types_in(tree)
+    for module in {cls.__module__ for cls in found}:
+        found |= {cls for cls in vars(sys.modules[module]).values() if isinstance(cls, type) and _is_component(cls)}
+    return found
+
+
+def _is_component(cls: type) -> bool:
+    return issubclass(cls, eqx.Module) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def num_bytes(tree: PyTree) -> int:

@@ -35,7 +35,7 @@ from cavity import ledger, wire
 from cavity.data.clients import prepare_clients
 from cavity.engines.drive import client_half
 from cavity.engines.local import client_keys, name_number
-from cavity.interfaces import Data, RowAlgorithm
+from cavity.interfaces import Data, RowAlgorithm, Schedule
 from cavity.state import ClientState, Message, Reply, ServerState
 
 EVENTS = {
@@ -85,6 +85,7 @@ class World:
         algorithm: a method with rows.
         clients: name -> data, as `cavity.run` takes them.
         held_by_clients: the variant of the ledger.
+        schedule: who is sent a message; None is anybody.
         canonical: a posterior in a form that does not depend on the order of its factors.
         rest: undisturbed rounds have come to rest when the posterior moves by less than this, relatively.
         max_rounds: within which they must.
@@ -96,11 +97,12 @@ class World:
         clients: Mapping[str, PyTree],
         *,
         held_by_clients: bool = False,
+        schedule: Schedule | None = None,
         canonical: Callable[[Any], PyTree] = lambda posterior: posterior,
         rest: float = 1e-11,
         max_rounds: int = 200,
     ):
-        self.algorithm, self.held_by_clients = algorithm, held_by_clients
+        self.algorithm, self.held_by_clients, self.schedule = algorithm, held_by_clients, schedule
         self.data: dict[str, Data] = prepare_clients(algorithm.model, clients)  # pyright: ignore[reportAttributeAccessIssue]
         self.names = tuple(self.data)
         self.canonical, self.rest, self.max_rounds = canonical, rest, max_rounds
@@ -165,7 +167,9 @@ class Simulation:
         self.through_wire, self.tolerance = through_wire, invariant_tolerance
         self.seen, self.log = Counter(), []
         names = list(names)
-        self.server = ledger.open_ledger(self.algorithm, names, held_by_clients=world.held_by_clients)
+        self.server = self._rescheduled(
+            ledger.open_ledger(self.algorithm, names, held_by_clients=world.held_by_clients)
+        )
         self.checkpoint = self._written(self.server)
         self.disks = {name: self._new_disk(name) for name in names}
         self.books = Books(dict.fromkeys(names, world.empty))
@@ -198,10 +202,16 @@ class Simulation:
         return [event for event in EVENTS if not impossible.get(event)]
 
     def _dispatch(self) -> None:
-        # mostly to idle clients, at times over the head of an outstanding message
-        names = (self.random.random() < 0.8 and self.server.idle) or self.server.names
-        chosen = self.random.sample(names, self.random.randint(1, len(names)))
-        server, messages = ledger.dispatch(self.algorithm, self.server, chosen)
+        server = self.server
+        if self.world.schedule is not None:
+            rng = np.random.default_rng(self.random.getrandbits(32))
+            plan, state = self.world.schedule.next(rng, server.schedule, server.residuals, server.idle)
+            server, chosen = replace(server, schedule=state), plan.start
+        else:
+            # mostly to idle clients, at times over the head of an outstanding message
+            names = (self.random.random() < 0.8 and server.idle) or server.names
+            chosen = self.random.sample(names, self.random.randint(1, len(names)))
+        server, messages = ledger.dispatch(self.algorithm, server, chosen)
         if self._write(server):
             self._send(messages)
 
@@ -244,7 +254,7 @@ class Simulation:
 
     def _withdraw(self) -> None:
         before, name = self.server, self.random.choice(self.server.names)
-        server = ledger.withdraw(self.algorithm, before, name)
+        server = self._rescheduled(ledger.withdraw(self.algorithm, before, name))
         if self._write(server):
             if any(server.rows[other] is not before.rows[other] for other in server.rows):
                 self._note("rows emptied")  # without this client the product was improper
@@ -254,7 +264,7 @@ class Simulation:
 
     def _join(self) -> None:
         name = self.random.choice([name for name in self.world.names if name not in self.server.names])
-        if self._write(ledger.join(self.algorithm, self.server, name)):
+        if self._write(self._rescheduled(ledger.join(self.algorithm, self.server, name))):
             self.books.rows[name] = self.world.empty
             if name not in self.disks or self.random.random() < 0.5:
                 self._wipe(name)  # a new machine; otherwise it comes back with what it kept
@@ -319,6 +329,10 @@ class Simulation:
             self.server = self._read(self.checkpoint)
         else:
             self.network += messages
+
+    def _rescheduled(self, server: ServerState) -> ServerState:
+        schedule = self.world.schedule
+        return server if schedule is None else replace(server, schedule=schedule.init(server.names))
 
     def _wipe(self, name: str) -> None:
         self.disks[name] = self._new_disk(name)
@@ -424,6 +438,7 @@ def check_survives_faults(
     num_schedules: int,
     *,
     held_by_clients: bool = False,
+    schedule: Schedule | None = None,
     first_seed: int = 0,
     num_steps: int = 20,
     crash_rate: float = 0.05,
@@ -439,6 +454,7 @@ def check_survives_faults(
         clients: name -> data. One of them joins late, and any may leave and come back (server-held).
         num_schedules: how many seeds to play.
         held_by_clients: the variant of the ledger.
+        schedule: who is sent a message; None is anybody.
         first_seed: of the first schedule; a failure names its seed.
         num_steps: events per schedule.
         crash_rate: the probability that a machine crashes at a point where it may.
@@ -451,7 +467,13 @@ def check_survives_faults(
         How often each kind of event happened, so that a test can see that its faults did.
     """
     world = World(
-        algorithm, clients, held_by_clients=held_by_clients, canonical=canonical, rest=rest, max_rounds=max_rounds
+        algorithm,
+        clients,
+        held_by_clients=held_by_clients,
+        schedule=schedule,
+        canonical=canonical,
+        rest=rest,
+        max_rounds=max_rounds,
     )
     seen = Counter()
     for seed in range(first_seed, first_seed + num_schedules):

@@ -53,7 +53,10 @@ def as_data(model: Model, value: PyTree) -> Data:
     """One client's rows in the model's form, with weights."""
     weight = None
     if isinstance(value, Weighted):
-        value, weight = value.batch, np.asarray(value.weight, float)
+        try:
+            value, weight = value.batch, np.asarray(value.weight, float)
+        except (TypeError, ValueError):
+            raise DataError("its weights must be numbers, one per row") from None
     elif isinstance(value, Data):
         value, weight = value.batch, np.asarray(value.weight)
     if isinstance(value, (tuple, list, Mapping)) and any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(value)):
@@ -95,7 +98,7 @@ def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
         warnings.warn(
             f"the outcome is {outcomes[0]:g} in every row of every client; the prior alone decides how it depends "
             "on the features. Check the coding of the outcome",
-            stacklevel=3,
+            stacklevel=4,  # the line that calls `cavity.run`
         )
 
 

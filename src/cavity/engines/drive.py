@@ -30,4 +30,5 @@ def client_half(
     """All that a client does with one message: a pure function of what it is told and what it holds."""
     problem = algorithm.problem(brief, local, data)
     solution = solve(algorithm.solver, key, problem)
-    return algorithm.answer(brief, local, problem, solution)
+    # an answer may hold plain numbers too (a NaN for what a method does not define)
+    return jax.tree.map(jnp.asarray, algorithm.answer(brief, local, problem, solution))
