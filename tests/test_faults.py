@@ -34,17 +34,17 @@ def logistic():
 
 
 @VARIANTS
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(3))
 def test_conjugate_regression(held_by_clients, block):
     algorithm, clients = linear()
-    seen = check_survives_faults(algorithm, clients, 85, first_seed=1000 * block, held_by_clients=held_by_clients)
+    seen = check_survives_faults(algorithm, clients, 142, first_seed=1000 * block, held_by_clients=held_by_clients)
     server_held_only = {"withdraw", "client wiped"}
     events = EVENTS.keys() - server_held_only if held_by_clients else EVENTS.keys()
     wanted = (
         events | CRASHES | {"stored reply", "reply refused"} | ({"message overtaken"} if held_by_clients else set())
     )
-    assert all(seen[event] >= 5 for event in wanted), seen
-    assert seen["reply accepted"] > 400
+    assert all(seen[event] >= 10 for event in wanted), seen
+    assert seen["reply accepted"] > 1000
 
 
 @VARIANTS

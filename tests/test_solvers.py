@@ -148,6 +148,15 @@ def test_counts_from_far_away(prior_scale):
         assert distance(solution.tilted, reference) < 1e-9
 
 
+def test_small_steps_are_not_taken_for_convergence():
+    """The tolerance is on the undamped step, so a tenth of it ends as near to the optimum."""
+    scenario = scenarios.logistic()
+    this = problem(scenario, built(scenario, logistic_regression, FullGaussian))
+    solution = contract.solved(NaturalGradient(step_size=0.1, line_search=False, max_steps=1000), this)
+    assert bool(solution.converged)
+    assert distance(solution.tilted, scenarios.gaussian_optimum(scenario, mean_field=False)) < 1e-9
+
+
 def test_the_step_limit_is_reported():
     scenario = scenarios.logistic()
     this = problem(scenario, built(scenario, logistic_regression, FullGaussian))
