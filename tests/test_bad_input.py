@@ -4,6 +4,7 @@ import logging
 import warnings
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -337,6 +338,14 @@ def test_a_reply_that_is_no_number_is_refused_and_logged(caplog, leaf, value, sc
     assert len(refusals) == 2
     assert all("client 'york'" in text and "NaN or an infinity" in text for text in refusals)
     assert sum(record["refused"] for record in history) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_numbers_of_any_width_are_looked_at(dtype):
+    good, bad = jnp.ones(2, dtype), jnp.array([1.0, jnp.nan], dtype)
+    assert ledger.is_finite({"delta": good, "count": 3})
+    assert not ledger.is_finite({"delta": bad})
+    assert ledger.to_host(good).dtype == np.float64
 
 
 def test_a_client_that_stays_sick_is_never_merged(caplog):

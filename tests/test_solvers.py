@@ -148,6 +148,22 @@ def test_counts_from_far_away(prior_scale):
         assert distance(solution.tilted, reference) < 1e-9
 
 
+def test_a_step_that_is_too_long_is_halved():
+    """Rates of about 400 from a mean of 0: the full step would take the predictor to 400, and its exp with it."""
+    scenario = scenarios.poisson()
+    y = np.random.default_rng(0).poisson(np.exp(6 + scenario.x @ [0.4, -0.3])).astype(float)
+    scenario = replace(scenario, y=y, prior_scale=10.0)
+    this = problem(scenario, built(scenario, poisson_regression, FullGaussian))
+    solution = contract.solved(NaturalGradient(), this)
+    assert bool(solution.converged)
+    mean, covariance = np.asarray(solution.tilted.mean), np.asarray(solution.tilted.covariance)
+    by_mean, by_covariance = scenarios.free_energy_gradient(scenario, mean, covariance)
+    # in units of the posterior's spread, where half the square is the KL to the optimum
+    root = np.linalg.cholesky(covariance)
+    assert np.linalg.norm(root.T @ by_mean) < 1e-4
+    assert np.linalg.norm(root.T @ by_covariance @ root) < 1e-4
+
+
 def test_small_steps_are_not_taken_for_convergence():
     """The tolerance is on the undamped step, so a tenth of it ends as near to the optimum."""
     scenario = scenarios.logistic()

@@ -19,6 +19,7 @@ from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.distributions.natural import product
 from cavity.divergences import KL
 from cavity.interfaces import (
+    Algorithm,
     Damping,
     Data,
     Divergence,
@@ -268,6 +269,82 @@ def test_what_a_client_keeps_is_in_no_message():
     fit = cavity.run(algorithm, clients, rounds=2, tolerance=0.0)
     assert Offset in wire.types_in(dict(fit.client_states))
     assert Offset not in wire.types_in(fit.server)
+
+
+class Pool(Algorithm):
+    """The geometric mean of what each client would believe alone: a method without rows."""
+
+    model: Model
+    solver: Solver
+
+    @property
+    def prior(self):
+        return self.model.prior
+
+    def empty_row(self):
+        return None
+
+    def initial_method(self, num_clients):
+        return None
+
+    def initial_local(self, data):
+        return None
+
+    def shared(self, server):
+        return server.prior
+
+    def problem(self, brief, local, data):
+        return Problem(self.model, NegativeLogLikelihood(), KL(), brief.shared, brief.posterior, data)
+
+    def answer(self, brief, local, problem, solution):
+        report = Report(solution.tilted.kl(brief.posterior), jnp.nan, solution.steps, solution.converged)
+        return Answer(solution.tilted / brief.posterior, report), local
+
+    def merge(self, row, delta, exponent):
+        return None
+
+    def absorb(self, server, replies):
+        posterior = server.posterior
+        for reply in replies:
+            posterior = posterior * reply.answer.delta ** (1.0 / len(server.clients))
+        return ledger.Change(posterior, server.rows, None, {reply.client: 1.0 for reply in replies})
+
+
+def pool():
+    return Pool(cavity.models.linear_regression(1, noise_sd=0.7), Conjugate())
+
+
+def test_an_algorithm_without_rows(tmp_path):
+    clients = linear_clients()
+    fit = check_runs_and_resumes(tmp_path, pool(), clients)
+    alone = [cavity.run(conjugate(), {name: clients[name]}, tolerance=1e-20).posterior for name in clients]
+    assert distance(fit.posterior, product(alone) ** (1 / 3)) < 1e-9
+
+
+def test_an_algorithm_without_rows_survives_faults():
+    seen = check_survives_faults(pool(), linear_clients(), 20)
+    assert seen["reply refused"] > 20
+
+
+def accept_repeats(server, reply):
+    return None if reply.client in server.clients else "not a member"
+
+
+def test_without_rows_repeats_are_caught_too(monkeypatch):
+    monkeypatch.setattr(ledger, "reason_to_refuse", accept_repeats)
+    with pytest.raises(AssertionError, match="answers no outstanding message"):
+        check_survives_faults(pool(), linear_clients(), 20)
+
+
+def test_without_rows_a_change_out_of_nowhere_is_caught_too(monkeypatch):
+    """A server that applies what it has abandoned: no reply is accepted, and yet the posterior moves."""
+
+    def drift(server, names, abandon=ledger.abandon):
+        return abandon(replace(server, posterior=server.posterior**1.01), names)
+
+    monkeypatch.setattr(ledger, "abandon", drift)
+    with pytest.raises(AssertionError, match="from what was accepted"):
+        check_survives_faults(pool(), linear_clients(), 20)
 
 
 class Pseudo(eqx.Module):

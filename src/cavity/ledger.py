@@ -47,7 +47,7 @@ def to_host(tree: PyTree) -> PyTree:
         if not eqx.is_array_like(leaf):
             return leaf
         array = np.asarray(leaf)
-        return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
+        return array.astype(np.float64) if _is_floating(array) else array
 
     return jax.tree.map(convert, tree)
 
@@ -61,7 +61,11 @@ def is_proper(distribution: Any) -> bool:
 def is_finite(tree: PyTree) -> bool:
     """Whether no floating leaf holds a NaN or an infinity."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return all(np.isfinite(leaf).all() for leaf in leaves if np.issubdtype(leaf.dtype, np.floating))
+    return all(np.isfinite(leaf).all() for leaf in leaves if _is_floating(leaf))
+
+
+def _is_floating(array: np.ndarray) -> bool:
+    return jax.numpy.issubdtype(array.dtype, jax.numpy.floating)  # numpy does not count bfloat16
 
 
 def open_ledger(

@@ -10,8 +10,9 @@ involved. The rules that its machines keep are those that an engine must keep:
 - a client writes what `ledger.commit` returns, and only then replies. A crash before the write undoes the work; a
   crash after it loses the reply. Where the server holds the factors, a client's disk may also be wiped.
 
-The simulation keeps books of its own: for each client the accepted deltas, merged once each into an empty row. After
-every step they are compared to what the ledger has made of the same replies.
+The simulation keeps books of its own: for each client the accepted deltas, merged once each into an empty row; for a
+method without rows, the posterior after each accepted reply was absorbed once. After every step they are compared to
+what the ledger has made of the same replies.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cavity import ledger, wire
 from cavity.data.clients import prepare_clients
 from cavity.engines.drive import client_half
 from cavity.engines.local import client_keys, name_number
-from cavity.interfaces import Data, RowAlgorithm, Schedule
+from cavity.interfaces import Algorithm, Data, RowAlgorithm, Schedule
 from cavity.state import ClientState, Message, Reply, ServerState
 
 EVENTS = {
@@ -68,11 +69,13 @@ class Books:
     """The simulation's own account, written whenever the server's checkpoint is.
 
     Attributes:
+        posterior: after all accepted replies, for a method without rows.
         rows: for each member, its accepted deltas merged into an empty row.
         local: for each client, the latents that belong to its last accepted reply, where they are known.
         accepted: the replies accepted so far.
     """
 
+    posterior: PyTree
     rows: dict[str, PyTree]
     local: dict[str, PyTree] = field(default_factory=dict)
     accepted: set[tuple[str, int, int]] = field(default_factory=set)
@@ -82,7 +85,7 @@ class World:
     """What all schedules share: the method, the data, the compiled client half, and the undisturbed answers.
 
     Args:
-        algorithm: a method with rows.
+        algorithm: the method.
         clients: name -> data, as `cavity.run` takes them.
         held_by_clients: the variant of the ledger.
         schedule: who is sent a message; None is anybody.
@@ -93,7 +96,7 @@ class World:
 
     def __init__(
         self,
-        algorithm: RowAlgorithm,
+        algorithm: Algorithm,
         clients: Mapping[str, PyTree],
         *,
         held_by_clients: bool = False,
@@ -163,6 +166,7 @@ class Simulation:
         invariant_tolerance: float = 1e-9,
     ):
         self.world, self.algorithm = world, world.algorithm
+        self.has_rows = isinstance(world.algorithm, RowAlgorithm)
         self.random, self.crash_rate = random.Random(seed), crash_rate
         self.through_wire, self.tolerance = through_wire, invariant_tolerance
         self.seen, self.log = Counter(), []
@@ -172,7 +176,7 @@ class Simulation:
         )
         self.checkpoint = self._written(self.server)
         self.disks = {name: self._new_disk(name) for name in names}
-        self.books = Books(dict.fromkeys(names, world.empty))
+        self.books = Books(self.server.posterior, dict.fromkeys(names, world.empty))
         self.network: list[Message | Reply] = []
         self._watched: list[Any] = []
         self.lives = Counter()  # how often a client's disk has been wiped
@@ -196,7 +200,7 @@ class Simulation:
             "garble": not any(isinstance(item, Reply) for item in self.network),
             "abandon": len(self.server.idle) == len(members),
             "client wiped": held_by_clients,  # there the disk is the only copy of the factor; see `ledger.settle`
-            "withdraw": held_by_clients or len(members) < 2,
+            "withdraw": held_by_clients or not self.has_rows or len(members) < 2,
             "join": len(members) == len(self.world.names),
         }
         return [event for event in EVENTS if not impossible.get(event)]
@@ -275,19 +279,24 @@ class Simulation:
         self.seen["reply refused"] += len(outcome.refused)
         if not self._write(server):
             return
+        accepted = []
         for name, exponent in outcome.accepted.items():
             record = before.clients[name]
             outstanding = (name, record.waiting, record.sequence)
             fitting = [r for r in replies if (r.client, r.version, r.sequence) == outstanding]
             self._expect(bool(fitting), f"accepted a reply of {name!r} that answers no outstanding message")
             self._expect(outstanding not in self.books.accepted, f"accepted a reply of {name!r} twice")
-            delta = ledger.to_host(fitting[0].answer.delta)
+            answer = ledger.to_host(fitting[0].answer)
+            accepted.append(replace(fitting[0], answer=answer))
             self.books.accepted.add(outstanding)
-            self.books.rows[name] = self.algorithm.merge(self.books.rows[name], delta, exponent)
+            self.books.rows[name] = self.algorithm.merge(self.books.rows[name], answer.delta, exponent)
             life, local = self.kept[outstanding]
             if life == self.lives[name]:
                 self.books.local[name] = local
             self._note("reply accepted")
+        if accepted and not self.has_rows:
+            alone = replace(before, posterior=self.books.posterior)
+            self.books.posterior = self.algorithm.absorb(alone, accepted).posterior
 
     def _client_works(self, message: Message) -> None:
         name = message.client
@@ -372,9 +381,12 @@ class Simulation:
         for name, row in rows.items():
             gap = distance(row, self.books.rows[name])
             self._expect(gap <= self.tolerance, f"the row of {name!r} is {gap:.1e} from its accepted replies")
-        posterior = self.algorithm.rebuild(self.server.prior, list(rows.values()))
-        gap = distance(self.server.posterior, posterior)
-        self._expect(gap <= self.tolerance, f"the posterior is {gap:.1e} from prior times factors")
+        if isinstance(self.algorithm, RowAlgorithm):
+            expected = self.algorithm.rebuild(self.server.prior, list(rows.values()))
+        else:
+            expected = self.books.posterior
+        gap = distance(self.server.posterior, expected)
+        self._expect(gap <= self.tolerance, f"the posterior is {gap:.1e} from what was accepted")
 
     def _rows(self) -> dict[str, PyTree]:
         """Each member's row: the server's, or what its client keeps with what is accepted but not yet committed."""
@@ -433,7 +445,7 @@ def types_unchecked() -> Iterator[None]:
 
 
 def check_survives_faults(
-    algorithm: RowAlgorithm,
+    algorithm: Algorithm,
     clients: Mapping[str, PyTree],
     num_schedules: int,
     *,
@@ -450,7 +462,7 @@ def check_survives_faults(
     """Play random schedules of faults; the invariant holds after every step, and the end is the undisturbed one.
 
     Args:
-        algorithm: a method with rows; its clients may keep latents, its rows may differ in shape.
+        algorithm: any method; its clients may keep latents, its rows may differ in shape, or there are none.
         clients: name -> data. One of them joins late, and any may leave and come back (server-held).
         num_schedules: how many seeds to play.
         held_by_clients: the variant of the ledger.

@@ -109,7 +109,7 @@ class NaturalGradient(Solver):
 
     def init(self, problem: Problem) -> NaturalGradientState:
         first = self._evaluate(problem, problem.start)
-        at_mean = problem.data.weight @ problem.loss(problem.model, problem.start.mean, problem.data.batch)
+        at_mean = jnp.asarray(problem.data.weight) @ problem.loss(problem.model, problem.start.mean, problem.data.batch)
         # eq. (4) as printed starts where it is told, unless nothing is finite there
         limit = MAX_EXCESS * problem.start.dimension if self.line_search else jnp.finfo(at_mean.dtype).max
 
