@@ -37,14 +37,14 @@ def logistic():
 @pytest.mark.parametrize("block", range(3))
 def test_conjugate_regression(held_by_clients, block):
     algorithm, clients = linear()
-    seen = check_survives_faults(algorithm, clients, 142, first_seed=1000 * block, held_by_clients=held_by_clients)
+    seen = check_survives_faults(algorithm, clients, 145, first_seed=1000 * block, held_by_clients=held_by_clients)
     server_held_only = {"withdraw", "client wiped"}
     events = EVENTS.keys() - server_held_only if held_by_clients else EVENTS.keys()
     wanted = (
         events | CRASHES | {"stored reply", "reply refused"} | ({"message overtaken"} if held_by_clients else set())
     )
     assert all(seen[event] >= 10 for event in wanted), seen
-    assert seen["reply accepted"] > 1000
+    assert seen["reply accepted"] > 800
 
 
 @VARIANTS
@@ -57,7 +57,7 @@ def test_damped(held_by_clients):
 @VARIANTS
 def test_logistic_regression(held_by_clients):
     algorithm, clients = logistic()
-    check_survives_faults(algorithm, clients, 15, first_seed=20_000, held_by_clients=held_by_clients, rest=1e-10)
+    check_survives_faults(algorithm, clients, 10, first_seed=20_000, held_by_clients=held_by_clients, rest=1e-10)
 
 
 @VARIANTS

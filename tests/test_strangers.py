@@ -136,7 +136,7 @@ def test_a_likelihood(tmp_path):
 
 @VARIANTS
 def test_a_likelihood_survives_faults(held_by_clients):
-    check_survives_faults(heavy_tailed(), linear_clients(), 8, held_by_clients=held_by_clients, rest=1e-10)
+    check_survives_faults(heavy_tailed(), linear_clients(), 6, held_by_clients=held_by_clients, rest=1e-10)
 
 
 class HalfAtRandom(Schedule):
@@ -169,7 +169,7 @@ def test_a_schedule(tmp_path):
 
 @VARIANTS
 def test_a_schedule_survives_faults(held_by_clients):
-    check_survives_faults(conjugate(), linear_clients(4), 20, held_by_clients=held_by_clients, schedule=HalfAtRandom())
+    check_survives_faults(conjugate(), linear_clients(4), 10, held_by_clients=held_by_clients, schedule=HalfAtRandom())
 
 
 class Offset(eqx.Module):
@@ -237,7 +237,7 @@ def test_an_algorithm_whose_clients_keep_something(tmp_path, held_by_clients):
 @VARIANTS
 def test_an_algorithm_whose_clients_keep_something_survives_faults(held_by_clients):
     algorithm, clients = with_levels()
-    seen = check_survives_faults(algorithm, clients, 20, held_by_clients=held_by_clients, rest=1e-10)
+    seen = check_survives_faults(algorithm, clients, 15, held_by_clients=held_by_clients, rest=1e-10)
     assert seen["message overtaken"] > 5
 
 
@@ -435,4 +435,4 @@ def test_rows_of_different_sizes(tmp_path):
 
 def test_rows_of_different_sizes_survive_faults():
     algorithm, clients = grouped()
-    check_survives_faults(algorithm, clients, 20, canonical=lambda posterior: posterior.gaussian)
+    check_survives_faults(algorithm, clients, 15, canonical=lambda posterior: posterior.gaussian)
