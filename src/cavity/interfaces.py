@@ -137,6 +137,19 @@ class LinearModel(Model):
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
 
 
+class PredictorDraws(Model):
+    """A promise: the model can draw each row's predictors directly, given a Gaussian over theta.
+
+    Draws of different rows may be independent (local reparameterisation); each has the right distribution.
+    """
+
+    likelihood: eqx.AbstractVar[Likelihood]
+
+    @abc.abstractmethod
+    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        """One draw of f per row, differentiable in q, and the outcomes y."""
+
+
 class ConjugateModel(Model):
     """A promise: the likelihood of a data set is, up to a constant, a member of the prior's family."""
 

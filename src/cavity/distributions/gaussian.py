@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,16 @@ class Gaussian(ExponentialFamily):
     @abc.abstractmethod
     def with_mean(self: G, mean: Float[ArrayLike, " d"]) -> G:
         """The same precision around another mean."""
+
+    @property
+    @abc.abstractmethod
+    def root(self) -> tuple[Float[Array, "..."], Float[Array, "d d"] | None]:
+        """A root L of the covariance, Sigma = L L': its diagonal, and what is below it (None if nothing is)."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, "..."], below: Any) -> Any:
+        """The member with this mean and this root of its covariance."""
 
     @abc.abstractmethod
     def site(self: G, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> G:
