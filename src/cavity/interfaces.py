@@ -233,6 +233,11 @@ class Solver(eqx.Module):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         """Raise UnsuitableError if an ability that this solver needs is missing. Called at construction."""
 
+    @property
+    @abc.abstractmethod
+    def fixed_steps(self) -> int | None:
+        """The number of steps, where it is known beforehand; None where `done` decides."""
+
     @abc.abstractmethod
     def init(self, problem: Problem) -> PyTree:
         """The state before the first step."""

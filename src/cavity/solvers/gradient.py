@@ -98,6 +98,10 @@ class Gradient(Solver):
         data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
         return self._estimator(problem.model)(draw_key, replace(problem, data=data), q)
 
+    @property
+    def fixed_steps(self) -> int | None:
+        return None if self.plateau is not None else int(self.num_steps)
+
     def init(self, problem: Problem) -> GradientState:
         start = problem.start
         if self.initial_sd is not None:

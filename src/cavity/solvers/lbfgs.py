@@ -52,6 +52,10 @@ class LBFGS(Solver):
 
         return optax.lbfgs(memory_size=self.memory)
 
+    @property
+    def fixed_steps(self) -> int | None:
+        return None
+
     def init(self, problem: Problem) -> LBFGSState:
         coordinates = self.coordinates.of(problem.start)
         loss = default_expectation(problem.model).value(problem, problem.start)

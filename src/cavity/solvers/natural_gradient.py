@@ -101,6 +101,10 @@ class NaturalGradient(Solver):
         # NaN (an improper q, an overflow) must lose every comparison
         return Evaluation(q, jnp.where(jnp.isnan(objective), jnp.inf, objective), loss, gradient, hessian)
 
+    @property
+    def fixed_steps(self) -> int | None:
+        return None
+
     def init(self, problem: Problem) -> NaturalGradientState:
         first = self._evaluate(problem, problem.start)
 

@@ -59,6 +59,10 @@ class StochasticNaturalGradient(Solver):
         if not isinstance(divergence, KL):
             raise UnsuitableError(f"the natural gradient needs the divergence KL, not {type(divergence).__name__}")
 
+    @property
+    def fixed_steps(self) -> int | None:
+        return int(self.num_steps)
+
     def init(self, problem: Problem) -> StochasticNaturalGradientState:
         return StochasticNaturalGradientState(problem.start.mean, problem.start.precision, jnp.asarray(0))
 
