@@ -16,14 +16,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity import ledger
-from cavity.state import Answer, Brief, Message, Reply, ServerState
+from cavity.state import Answer, Brief, Message, Reply, Report, ServerState
 
 
 D = TypeVar("D", bound="Distribution")
@@ -263,8 +263,11 @@ class Damping(eqx.Module):
         """The state before the first reply."""
 
     @abc.abstractmethod
-    def choose(self, state: PyTree, residuals: np.ndarray, staleness: np.ndarray) -> tuple[Any, PyTree]:
-        """The exponents of some replies, from their residuals and the age in versions of what they answer."""
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        """The exponents of some replies, from their residuals and the age in versions of what they answer.
+
+        It may be traced: a block of rounds is one program.
+        """
 
     @abc.abstractmethod
     def backed_off(self, state: PyTree) -> PyTree:
@@ -347,6 +350,8 @@ class Plan:
 class Schedule(eqx.Module):
     """Who works when."""
 
+    everybody_together: ClassVar[bool] = False  # whether every plan is everybody: then rounds can run as a block
+
     @abc.abstractmethod
     def init(self, names: Sequence[str]) -> PyTree:
         """The state before the first plan. Also called when a client joins or leaves."""
@@ -360,6 +365,22 @@ class Schedule(eqx.Module):
     @abc.abstractmethod
     def visits_per_round(self, num_clients: int) -> int:
         """How many accepted replies make a round, the unit of the history and of `rounds=`."""
+
+
+class BlockRound(eqx.Module):
+    """What a block says of one of its rounds.
+
+    Attributes:
+        residuals: of each client.
+        exponents: given to each; 0 for a refusal.
+        free_energy: sum of local free energies plus log Z, at the posterior that the clients answered.
+        report: the clients' reports, stacked.
+    """
+
+    residuals: Any
+    exponents: Any
+    free_energy: Any
+    report: Report
 
 
 class Engine(abc.ABC):
@@ -376,3 +397,7 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def client_states(self) -> dict[str, PyTree]:
         """What the clients keep, for a checkpoint; empty where the clients keep it themselves."""
+
+    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, Sequence[BlockRound]] | None:
+        """A block of synchronous rounds as one program; None where this engine or method cannot."""
+        return None

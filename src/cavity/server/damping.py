@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-import numpy as np
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from cavity.errors import CavityError
@@ -52,11 +52,11 @@ class AdaptiveState(eqx.Module):
         num_clients: how many make a round.
     """
 
-    exponent: float
-    previous: float
-    total: float
-    replies: int
-    num_clients: int
+    exponent: Any
+    previous: Any
+    total: Any
+    replies: Any
+    num_clients: Any
 
 
 class Adaptive(Damping):
@@ -76,17 +76,40 @@ class Adaptive(Damping):
     def init(self, num_clients: int) -> AdaptiveState:
         return AdaptiveState(1.0, float("inf"), 0.0, 0, num_clients)
 
-    def choose(self, state: AdaptiveState, residuals: np.ndarray, staleness: np.ndarray) -> tuple[Any, AdaptiveState]:
-        total, replies = state.total + float(np.sum(residuals)), state.replies + len(residuals)
-        if replies < state.num_clients:
-            state = replace(state, total=total, replies=replies)
-        elif total > state.previous:
-            exponent = max(state.exponent / 2, min(state.exponent, self.smallest))
-            state = AdaptiveState(exponent, total, 0.0, 0, state.num_clients)
-        else:
-            exponent = min(state.exponent * self.recovery, 1.0)
-            state = AdaptiveState(exponent, total, 0.0, 0, state.num_clients)
-        return np.full(len(residuals), state.exponent), state
+    def choose(self, state: AdaptiveState, residuals: Any, staleness: Any) -> tuple[Any, AdaptiveState]:
+        total, replies = state.total + jnp.sum(residuals), state.replies + len(residuals)
+        whole = replies >= state.num_clients
+        halved = jnp.maximum(state.exponent / 2, jnp.minimum(state.exponent, self.smallest))
+        recovered = jnp.minimum(state.exponent * self.recovery, 1.0)
+        judged = jnp.where(total > state.previous, halved, recovered)
+        exponent = jnp.where(whole, judged, state.exponent)
+        state = AdaptiveState(
+            exponent=exponent,
+            previous=jnp.where(whole, total, state.previous),
+            total=jnp.where(whole, 0.0, total),
+            replies=jnp.where(whole, 0, replies),
+            num_clients=state.num_clients,
+        )
+        return jnp.full(len(residuals), exponent), state
 
     def backed_off(self, state: AdaptiveState) -> AdaptiveState:
         return replace(state, exponent=state.exponent / 2)
+
+
+class Stale(Damping):
+    """Another damping's exponents, weakened by age: exponent / (1 + versions since the posterior was read).
+
+    Replies of an asynchronous run answer posteriors that others have changed since.
+    """
+
+    fresh: Damping
+
+    def init(self, num_clients: int) -> PyTree:
+        return self.fresh.init(num_clients)
+
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        exponents, state = self.fresh.choose(state, residuals, staleness)
+        return exponents / (1.0 + staleness), state
+
+    def backed_off(self, state: PyTree) -> PyTree:
+        return self.fresh.backed_off(state)
