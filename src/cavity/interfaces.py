@@ -367,6 +367,19 @@ class Schedule(eqx.Module):
         """How many accepted replies make a round, the unit of the history and of `rounds=`."""
 
 
+class ClientSource(abc.ABC):
+    """Where clients' data come from, when they are too many to hold at once."""
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> Sequence[str]:
+        """All clients."""
+
+    @abc.abstractmethod
+    def load(self, names: Sequence[str]) -> list[Data]:
+        """The data of some clients, as numpy arrays. Called from another thread, one chunk ahead."""
+
+
 class BlockRound(eqx.Module):
     """What a block says of one of its rounds.
 
