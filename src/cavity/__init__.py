@@ -10,14 +10,22 @@ A posterior is a product: the prior, times one factor per client. Eight lines sh
     print(fit.summary())
     fit.predict(x_new)
     fit.withdraw("leeds")
+
+Importing this package is quick and changes no setting of JAX; a part is loaded when it is first used.
 """
 
-from cavity import distributions, models, schedules, server, solvers
-from cavity.algorithms import PVI
-from cavity.data.clients import Weighted
-from cavity.diagnostics import kl
-from cavity.errors import CavityError
-from cavity.results import Fit, load, resume, run
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cavity import distributions, models, schedules, server, solvers
+    from cavity.algorithms import PVI
+    from cavity.data.clients import Weighted
+    from cavity.diagnostics import kl
+    from cavity.errors import CavityError
+    from cavity.results import Fit, load, resume, run
 
 __version__ = "0.1.0"
 
@@ -36,3 +44,28 @@ __all__ = [
     "server",
     "solvers",
 ]
+
+_HOME = {
+    "PVI": "cavity.algorithms",
+    "CavityError": "cavity.errors",
+    "Fit": "cavity.results",
+    "Weighted": "cavity.data.clients",
+    "kl": "cavity.diagnostics",
+    "load": "cavity.results",
+    "resume": "cavity.results",
+    "run": "cavity.results",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module 'cavity' has no attribute {name!r}; it has {', '.join(__all__)}")
+    home = _HOME.get(name)
+    value = import_module(f"cavity.{name}") if home is None else getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

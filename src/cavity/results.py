@@ -69,7 +69,8 @@ class Fit:
 
     def _remarks(self) -> tuple[str, ...]:
         last = self.history[-1] if self.history else None
-        remarks = [] if last is None else [f"{len(self.server.names)} clients, {last['round']} rounds"]
+        counts = {"client": len(self.server.names), "round": len(self.history)}
+        remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
         if last is not None and not self.converged:
             remarks.append(
                 f"not converged: the largest residual is {last['residual']:.1e} nats; go on with fit.refine()"

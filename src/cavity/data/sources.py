@@ -2,7 +2,7 @@
 
 Files are read from the folder that the environment variable CAVITY_DATA names. Without it, the sets that
 OpenML has come through scikit-learn's `fetch_openml`, which keeps a copy of its own. A set that cannot be
-had raises `DataUnavailable`; a file that is there but is not the data set raises a ValueError.
+had raises `DataUnavailable`; a file that is there but is not the data set raises a DataError.
 """
 
 import csv
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from cavity.errors import DataError
 
 _ADULT_NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 _ADULT_CATEGORICAL = (
@@ -219,7 +221,7 @@ def _unzipped(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as error:
-        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+        raise DataError(f"{path} is not a complete gzip file: {error}") from error
 
 
 def _openml(name: str, version: int, as_frame: bool) -> Any:
@@ -243,4 +245,4 @@ def _openml(name: str, version: int, as_frame: bool) -> Any:
 
 def _check(origin: object, what: str, found: object, expected: object) -> None:
     if found != expected:
-        raise ValueError(f"{origin} is not the expected data set: {what} is {found}, not {expected}")
+        raise DataError(f"{origin} is not the expected data set: {what} is {found}, not {expected}")

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.stats import norm
+from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, Float
 
 from cavity.interfaces import ClosedFormMean
@@ -53,14 +53,14 @@ class BernoulliProbit(ClosedFormMean):
         return 1
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        return norm.logcdf((2.0 * y - 1.0) * f[..., 0])
+        return log_ndtr((2.0 * y - 1.0) * f[..., 0])
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
-        return norm.cdf(f[..., 0])
+        return ndtr(f[..., 0])
 
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         """Exactly: Phi(mean / sqrt(1 + v))."""
-        return norm.cdf(mean / jnp.sqrt(1.0 + variance))
+        return ndtr(mean / jnp.sqrt(1.0 + variance))
 
     def check(self, y: np.ndarray) -> str | None:
         return _check_binary(y)

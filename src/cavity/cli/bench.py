@@ -1,0 +1,30 @@
+"""`cavity bench`: how fast Cavity is, against what it could be, measured in one run on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cavity.cli import names
+from cavity.cli.session import run_and_report, start_jax
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(names.BENCH)}.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Where results go; by default results/NAME.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Measure speed, and hold it against its bars.
+
+    The exit code is 1 where a check fails. Let nothing else run meanwhile.
+
+    Example: `cavity bench core --json`
+    """
+    start_jax()
+    experiment = names.find(names.BENCH, name)
+    from cavity.experiments.runner import Size
+
+    run_and_report(name, experiment, size=Size.DEFAULT, seed=seed, directory=out, as_json=as_json)

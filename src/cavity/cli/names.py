@@ -1,0 +1,28 @@
+"""The words of the command line and what they mean: the only place where a string selects an object."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cavity.errors import CavityError
+
+if TYPE_CHECKING:
+    from cavity.experiments.runner import Experiment
+
+# word -> module:function, imported only when it is asked for
+REPRODUCE = {
+    "pvi-adult": "cavity.experiments.pvi_adult:pvi_adult",
+}
+BENCH = {
+    "core": "cavity.experiments.bench_core:bench_core",
+}
+
+
+def find(words: Mapping[str, str], name: str) -> Experiment:
+    """The experiment of that name; an unknown one gives the list of those that there are."""
+    if name not in words:
+        raise CavityError(f"there is no {name!r}; there is: {', '.join(words)}")
+    module, function = words[name].split(":")
+    return getattr(importlib.import_module(module), function)

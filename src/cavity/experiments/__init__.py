@@ -1,0 +1,1 @@
+"""One file per reproduced result or benchmark, and `runner`, the ground they share."""

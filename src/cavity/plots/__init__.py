@@ -1,0 +1,6 @@
+"""Pictures of fits, as matplotlib figures (the extra `cavity[plots]`); nothing is shown or saved on its own."""
+
+from cavity.plots.convergence import compare, convergence
+from cavity.plots.forest import forest
+
+__all__ = ["compare", "convergence", "forest"]

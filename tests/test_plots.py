@@ -1,0 +1,110 @@
+"""Figures: the right numbers at the right place, without a display."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cavity import plots
+from cavity.errors import CavityError
+from cavity.summary import Estimate, Summary
+
+pytest.importorskip("matplotlib")
+
+FEDERATED = Summary((Estimate("age", 0.3, 0.1, 0.14, 0.46), Estimate("treated", -1.0, 0.3, -1.5, -0.5)), 0.9)
+ALONE = Summary((Estimate("age", 0.1, 0.2, -0.23, 0.43), Estimate("treated", -0.8, 0.5, -1.6, 0.0)), 0.9)
+HISTORY = [
+    {"round": 1, "communications": 3, "residual": 10.0, "kl": 0.1},
+    {"round": 2, "communications": 6, "residual": 0.01, "kl": 1e-5},
+    {"round": 3, "communications": 9, "residual": 1e-7, "kl": 0.0},
+]
+
+
+def test_forest_shows_means_and_intervals_of_each_fit_from_the_top():
+    figure = plots.forest({"federated": FEDERATED, "alone": ALONE}, scale="log odds ratio", ratio="odds ratio")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["age", "treated"]
+    assert axes.yaxis_inverted()
+    assert axes.get_xlabel() == "log odds ratio, with 90 % interval"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["federated", "alone"]
+    for container, summary in zip(axes.containers, (FEDERATED, ALONE), strict=True):
+        means, _, (bars,) = container.lines
+        np.testing.assert_allclose(means.get_xdata(), [e.mean for e in summary])
+        ends = np.array([segment[:, 0] for segment in bars.get_segments()])
+        np.testing.assert_allclose(ends, [[e.lower, e.upper] for e in summary])
+
+
+def test_forest_marks_ratios_where_their_logarithms_are():
+    figure = plots.forest({"federated": FEDERATED}, ratio="odds ratio")
+    (top,) = figure.axes[0].child_axes
+    shown = {float(label.get_text()): tick for label, tick in zip(top.get_xticklabels(), top.get_xticks(), strict=True)}
+    assert {0.5, 1.0, 1.5} <= set(shown)
+    for ratio, place in shown.items():
+        assert place == pytest.approx(np.log(ratio))
+
+
+def test_forest_can_choose_and_order_parameters():
+    figure = plots.forest({"federated": FEDERATED}, parameters=["treated"])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["treated"]
+    with pytest.raises(KeyError, match="no parameter 'sex'"):
+        plots.forest({"federated": FEDERATED}, parameters=["sex"])
+
+
+def test_forest_refuses_what_cannot_be_compared():
+    with pytest.raises(CavityError, match=r"different levels: 0\.5, 0\.9"):
+        plots.forest({"a": FEDERATED, "b": Summary(FEDERATED.estimates, 0.5)})
+    with pytest.raises(CavityError, match="at least one"):
+        plots.forest({})
+
+
+def test_convergence_is_logarithmic_and_leaves_out_what_is_not_positive():
+    figure = plots.convergence(HISTORY, {"residual": "largest residual", "kl": "KL to pooled"}, bar=1e-3)
+    (axes,) = figure.axes
+    residual, kl, bar = axes.lines
+    np.testing.assert_array_equal(residual.get_xdata(), [1, 2, 3])
+    np.testing.assert_array_equal(residual.get_ydata(), [10.0, 0.01, 1e-7])
+    np.testing.assert_array_equal(kl.get_ydata(), [0.1, 1e-5, np.nan])
+    assert set(bar.get_ydata()) == {1e-3}
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["largest residual", "KL to pooled"]
+
+
+def test_compare_shows_one_number_of_several_runs():
+    figure = plots.compare({"sequential": HISTORY[:2], "synchronous": HISTORY}, "kl", label="KL, nats")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "communications (client visits)"
+    assert axes.get_ylabel() == "KL, nats"
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), [3, 6])
+
+
+def test_convergence_names_what_the_history_lacks():
+    with pytest.raises(CavityError, match=r"no 'speed'; it has round, communications, residual, kl"):
+        plots.compare({"run": HISTORY}, "speed")
+    with pytest.raises(CavityError, match="nothing to draw"):
+        plots.convergence([])
+
+
+def test_plots_draw_on_given_axes():
+    from matplotlib.figure import Figure
+
+    page = Figure()
+    left, right = page.subplots(1, 2)
+    assert plots.forest({"federated": FEDERATED}, axes=left) is page
+    assert plots.convergence(HISTORY, axes=right) is page
+
+
+def test_neither_a_display_nor_pyplot_is_needed(tmp_path):
+    program = (
+        "import sys\nfrom cavity import plots\n"
+        "figure = plots.convergence([{'round': 1, 'residual': 1.0}, {'round': 2, 'residual': 0.1}])\n"
+        "figure.savefig('a.png')\n"
+        "print('matplotlib.pyplot' in sys.modules)"
+    )
+    env = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND")}
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path, env=env
+    )
+    assert finished.stdout.strip() == "False"
+    assert (tmp_path / "a.png").stat().st_size > 5_000
