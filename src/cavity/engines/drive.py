@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from cavity.engines.stacks import AXIS
 from cavity.interfaces import Algorithm, Data, Solver
@@ -31,7 +31,7 @@ LOOK_EVERY = 25  # dispatched steps between two looks at whether all clients are
 class Work(eqx.Module):
     """What the halves of some clients need, stacked: their keys, what they are told, what they keep and hold."""
 
-    keys: PRNGKeyArray
+    keys: Key[Array, " clients"]
     briefs: Brief
     local: PyTree
     data: Data
@@ -134,7 +134,7 @@ def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[An
 
 
 @eqx.filter_jit
-def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> PRNGKeyArray:
+def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Key[Array, " clients"]:
     """A key from (seed, version, attempt, client): the same in every engine, whoever else is working."""
 
     def one(version: Array, sequence: Array, name: Array) -> PRNGKeyArray:

@@ -29,8 +29,8 @@ class Fixed(Damping):
     def init(self, num_clients: int) -> PyTree:
         return None
 
-    def choose(self, state: PyTree, residuals: np.ndarray, staleness: np.ndarray) -> tuple[np.ndarray, PyTree]:
-        return np.full(len(residuals), self.exponent), state
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        return jnp.full(len(residuals), self.exponent), state
 
     def backed_off(self, state: PyTree) -> PyTree:
         return state
