@@ -92,6 +92,13 @@ def split(vector: Float[ArrayLike, " d"], designs: Sequence[Float[Array, "n _"]]
     return [jnp.asarray(vector)[a:b] for a, b in itertools.pairwise(edges)]
 
 
+def row_roots(covariance: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
+    """A root of each row's covariance; the floor keeps derivatives finite where a row of zeros has none."""
+    size = covariance.shape[-1]
+    covariance = covariance + jnp.finfo(covariance.dtype).eps ** 2 * jnp.eye(size, dtype=covariance.dtype)
+    return jnp.sqrt(covariance) if size == 1 else jnp.linalg.cholesky(covariance)
+
+
 def symmetric_kl_terms(ratio: Float[Array, " d"]) -> Float[Array, ""]:
     """Sum of (r - 1 - log r), each non-negative: exact where the plain difference of traces and logs cancels."""
     excess = ratio - 1.0

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from cavity.engines.drive import client_half, client_keys, each_client
+from cavity.engines.drive import client_half, client_keys, each_client, in_own_precision
 from cavity.interfaces import BlockRound, Data, RowAlgorithm
 from cavity.ledger import MAX_HALVINGS
 from cavity.state import Brief, Stacked
@@ -50,7 +50,8 @@ def _round(
 
     def half(shared: tuple[RowAlgorithm, Any], key, row: PyTree, data: Data) -> Any:
         algorithm, posterior = shared
-        return client_half(algorithm, key, Brief(posterior, row), None, data)[0]
+        brief = in_own_precision(algorithm, Brief(posterior, row))
+        return client_half(algorithm, key, brief, None, data)[0]
 
     answers = each_client(half, None, (algorithm, ledger.posterior), keys, ledger.rows, data)
     report = answers.report

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -87,9 +88,8 @@ def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> PyTree:
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _step(inputs: tuple[Algorithm, Work, Array, Mesh | None], states: PyTree) -> PyTree:
-    algorithm, work, i, mesh = inputs
-    stops_itself = algorithm.solver.fixed_steps is None
+def _step(inputs: tuple[Algorithm, Work, Array, Mesh | None, bool], states: PyTree) -> PyTree:
+    algorithm, work, i, mesh, stops_itself = inputs
 
     def one(shared: tuple[Algorithm, Array], key, brief: Brief, local: PyTree, data: Data, state: PyTree) -> PyTree:
         algorithm, i = shared
@@ -121,13 +121,20 @@ def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[A
     """The same as `run_as_loop`, step by step."""
     states, fixed, i = _begin(algorithm, work, mesh), algorithm.solver.fixed_steps, 0
     while i < fixed if fixed is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
-        states = _step((algorithm, work, jnp.uint32(i), mesh), states)
+        states = _step((algorithm, work, jnp.uint32(i), mesh, fixed is None), states)
         i += 1
     return _finish(algorithm, work, states, mesh)
 
 
+def in_own_precision(algorithm: Algorithm, told: PyTree) -> PyTree:
+    """What clients are told, in the precision of the prior: the ledger is in double, a network stays in single."""
+    dtype = jnp.result_type(*jax.tree.leaves(algorithm.prior))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, told)
+
+
 def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
     """The halves of all clients, in the way that suits the size of what they exchange."""
+    work = replace(work, briefs=in_own_precision(algorithm, work.briefs))
     size = sum(np.size(leaf) // len(work.keys) for leaf in jax.tree.leaves(work.briefs.posterior))
     run = run_as_steps if size >= LARGE else run_as_loop
     return run(algorithm, work, mesh)

@@ -75,21 +75,25 @@ class MLP(PredictorDraws, PredictiveModel):
     def prepare(self, batch: PyTree) -> PyTree:
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
             raise DataError("a perceptron needs a pair (x, y)")
-        x, y = np.asarray(batch[0]), numeric_vector(batch[1])
-        if x.ndim != 2 or x.shape[1] != self.sizes[0]:
-            raise DataError(f"x has the shape {x.shape}, but the first layer takes {self.sizes[0]} features")
-        if not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
-            raise DataError("x holds text, missing or infinite values; code or impute them before joining")
+        x, y = self._features(batch[0]), numeric_vector(batch[1])
         if len(x) != len(y):
             raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
         if problem := self.likelihood.check(y):
             raise DataError(problem)
-        return x.astype(np.float32), y.astype(np.float32)
+        return x, y.astype(np.float32)
+
+    def _features(self, x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        if x.ndim != 2 or x.shape[1] != self.sizes[0]:
+            raise DataError(f"x has the shape {x.shape}, but the first layer takes {self.sizes[0]} features")
+        if not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
+            raise DataError("x holds text, missing or infinite values; code or impute them before joining")
+        return x.astype(np.float32)
 
     def predict(
         self, posterior: DiagonalGaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
     ) -> Prediction:
-        x = jnp.asarray(x, jnp.float32)
+        x = jnp.asarray(self._features(x))
         posterior = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), posterior)
 
         def one(key: PRNGKeyArray) -> Array:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.checks import numeric_matrix, numeric_vector
 from cavity.distributions import DiagonalGaussian, FullGaussian
-from cavity.distributions.gaussian import Gaussian, split
+from cavity.distributions.gaussian import Gaussian, row_roots, split
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PredictorDraws
 from cavity.likelihoods import (
@@ -87,9 +87,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PredictiveModel):
         designs, y = self.designs(batch)
         mean, covariance = q.map_moments(designs)
         noise = jax.random.normal(key, mean.shape, mean.dtype)
-        if len(designs) == 1:
-            return mean + jnp.sqrt(covariance[..., 0]) * noise, y
-        return mean + jnp.einsum("nkl,nl->nk", jnp.linalg.cholesky(covariance), noise), y
+        return mean + jnp.einsum("nkl,nl->nk", row_roots(covariance), noise), y
 
     @property
     def is_conjugate(self) -> bool:

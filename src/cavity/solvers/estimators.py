@@ -31,6 +31,11 @@ class Estimator(eqx.Module):
         """An unbiased estimate of E_q[sum of weight * loss] over `problem.data`."""
 
 
+def weighted_sum(problem: Problem, losses: Float[Array, " n"]) -> Float[Array, ""]:
+    """Over the rows, in the losses' own precision: weights in double precision do not promote a network."""
+    return losses @ problem.data.weight.astype(losses.dtype)
+
+
 class Exact(Estimator):
     """No noise: quadrature over the linear predictor, or fixed nodes in theta."""
 
@@ -52,7 +57,7 @@ class ParameterDraws(Estimator):
     def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
         theta = q.reparameterise(jax.random.normal(key, (self.num_samples, q.dimension), q.mean.dtype))
         losses = jax.vmap(lambda t: problem.loss(problem.model, t, problem.data.batch))(theta)
-        return jnp.mean(losses, axis=0) @ problem.data.weight
+        return weighted_sum(problem, jnp.mean(losses, axis=0))
 
 
 class LocalDraws(Estimator):
@@ -77,4 +82,4 @@ class LocalDraws(Estimator):
 
         keys = jax.random.split(key, self.num_samples)
         losses = one(key)[None] if self.num_samples == 1 else jax.vmap(one)(keys)
-        return jnp.mean(losses, axis=0) @ problem.data.weight
+        return weighted_sum(problem, jnp.mean(losses, axis=0))

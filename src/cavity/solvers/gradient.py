@@ -8,8 +8,9 @@ synchronous schedule is global VI (PVI, property 3.1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,10 +22,8 @@ from cavity.errors import CavityError, UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, Solution, Solver
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.estimators import Estimator, LocalDraws, ParameterDraws
+from cavity.solvers.leaves import as_count, as_number
 from cavity.solvers.plateau import Plateau
-
-if TYPE_CHECKING:
-    import optax
 
 
 def mini_batch(key: PRNGKeyArray, data: Data, size: int) -> Data:
@@ -45,7 +44,8 @@ class GradientState(eqx.Module):
         coordinates: the current member.
         optimiser: the optimiser's state.
         plateau: what the stopping rule remembers.
-        initial_loss: an estimate of E[loss] under the problem's start, on the first batch.
+        initial_loss: an estimate of E[loss] under the problem's start, on the first batch; NaN before the first step,
+            and where the descent starts elsewhere.
         steps: steps taken.
     """
 
@@ -60,8 +60,9 @@ class Gradient(Solver):
     """Stochastic gradient descent for Gaussian families; any loss, any divergence with an objective.
 
     Attributes:
-        optimiser: an optax gradient transformation, such as `optax.adam(1e-2)`. To sweep its step size without
-            recompiling, wrap it in `optax.inject_hyperparams`.
+        optimiser: a function that makes an optax gradient transformation from a step size, such as `optax.adam`. It is
+            known by its identity: define your own once, and not in each turn of a sweep.
+        step_size: what the optimiser is made with.
         num_steps: at most so many steps.
         batch_size: rows per step; None takes all.
         estimator: of the expected loss; None takes local reparameterisation where the model can, else draws of theta.
@@ -71,15 +72,18 @@ class Gradient(Solver):
             Early stopping on the expected loss needs a tight start (PVI, section 5.3.1).
     """
 
-    optimiser: optax.GradientTransformation = eqx.field(static=True)
-    num_steps: Int[Array, ""] | int = 1000
+    optimiser: Callable[[Any], Any] = eqx.field(static=True)
+    step_size: Float[Array, ""] = eqx.field(converter=as_number)
+    num_steps: Int[Array, ""] = eqx.field(converter=as_count, default=1000)
     batch_size: int | None = eqx.field(static=True, default=128)
     estimator: Estimator | None = None
     coordinates: Coordinates = MomentCoordinates()
     plateau: Plateau | None = None
-    initial_sd: Float[Array, ""] | float | None = None
+    initial_sd: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
 
     def __check_init__(self) -> None:
+        if not callable(self.optimiser):
+            raise CavityError("the optimiser is a function of the step size, such as optax.adam, not what it returns")
         if self.batch_size is not None and self.batch_size < 1:
             raise CavityError(f"batch_size must be at least 1, not {self.batch_size}; None takes all rows")
 
@@ -98,6 +102,10 @@ class Gradient(Solver):
         data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
         return self._estimator(problem.model)(draw_key, replace(problem, data=data), q)
 
+    def _optimiser(self, coordinates: PyTree) -> Any:
+        # in the precision of what it changes, which a step size in double precision would promote
+        return self.optimiser(self.step_size.astype(jax.tree.leaves(coordinates)[0].dtype))
+
     @property
     def fixed_steps(self) -> int | None:
         return None if self.plateau is not None else int(self.num_steps)
@@ -111,7 +119,7 @@ class Gradient(Solver):
         coordinates = self.coordinates.of(start)
         return GradientState(
             coordinates=coordinates,
-            optimiser=self.optimiser.init(coordinates),
+            optimiser=self._optimiser(coordinates).init(coordinates),
             plateau=None if self.plateau is None else self.plateau.init(start.mean.dtype),
             initial_loss=jnp.full((), jnp.nan, start.mean.dtype),
             steps=jnp.asarray(0),
@@ -124,12 +132,15 @@ class Gradient(Solver):
             return loss + problem.divergence.objective(q, problem.cavity), loss
 
         (value, loss), gradient = jax.value_and_grad(objective, has_aux=True)(state.coordinates)
-        updates, optimiser = self.optimiser.update(gradient, state.optimiser, state.coordinates)
+        updates, optimiser = self._optimiser(gradient).update(gradient, state.optimiser, state.coordinates)
+        # the first step starts from the problem's start, unless that was tightened
+        is_start = (state.steps == 0) & (self.initial_sd is None)
+        initial_loss = jnp.where(is_start, loss, state.initial_loss)
         return GradientState(
             coordinates=jax.tree.map(jnp.add, state.coordinates, updates),
             optimiser=optimiser,
             plateau=None if self.plateau is None else self.plateau.update(state.plateau, value, loss),
-            initial_loss=state.initial_loss,
+            initial_loss=initial_loss,
             steps=state.steps + 1,
         )
 

@@ -14,6 +14,7 @@ from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.expectations import default_expectation
+from cavity.solvers.leaves import as_count, as_number
 
 
 class LBFGSState(eqx.Module):
@@ -37,8 +38,8 @@ class LBFGS(Solver):
         coordinates: what is optimised.
     """
 
-    tolerance: Float[Array, ""] | float | None = None
-    max_steps: Int[Array, ""] | int = 200
+    tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
+    max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=200)
     memory: int = eqx.field(static=True, default=20)
     coordinates: Coordinates = MomentCoordinates()
 

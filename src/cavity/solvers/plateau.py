@@ -8,6 +8,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from cavity.solvers.leaves import as_count, as_number
+
 
 class PlateauState(eqx.Module):
     """Sums over the current window, the best window so far, and how many windows have not beaten it."""
@@ -29,9 +31,9 @@ class Plateau(eqx.Module):
             5.3.1 against over-pruning, which needs a tight start.
     """
 
-    window: Int[Array, ""] | int = 100
-    patience: Int[Array, ""] | int = 5
-    tolerance: Float[Array, ""] | float = 0.0
+    window: Int[Array, ""] = eqx.field(converter=as_count, default=100)
+    patience: Int[Array, ""] = eqx.field(converter=as_count, default=5)
+    tolerance: Float[Array, ""] = eqx.field(converter=as_number, default=0.0)
     expected_loss_only: bool = eqx.field(static=True, default=False)
 
     def init(self, dtype: Any) -> PlateauState:
@@ -45,7 +47,7 @@ class Plateau(eqx.Module):
         count = state.count + 1
         full = count >= self.window
         mean = total / count
-        better = mean < state.best - self.tolerance
+        better = mean < state.best - self.tolerance.astype(mean.dtype)
         return PlateauState(
             total=jnp.where(full, 0.0, total),
             count=jnp.where(full, 0, count),

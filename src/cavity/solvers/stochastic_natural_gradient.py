@@ -24,6 +24,7 @@ from cavity.divergences.kl import KL
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.solvers.gradient import mini_batch
+from cavity.solvers.leaves import as_count, as_number
 
 
 class StochasticNaturalGradientState(eqx.Module):
@@ -45,9 +46,9 @@ class StochasticNaturalGradient(Solver):
         num_samples: draws of theta per step, half of them antithetic.
     """
 
-    num_steps: Int[Array, ""] | int = 500
-    step_size: Float[Array, ""] | float = 0.1
-    decay: Float[Array, ""] | float = 0.01
+    num_steps: Int[Array, ""] = eqx.field(converter=as_count, default=500)
+    step_size: Float[Array, ""] = eqx.field(converter=as_number, default=0.1)
+    decay: Float[Array, ""] = eqx.field(converter=as_number, default=0.01)
     batch_size: int | None = eqx.field(static=True, default=128)
     num_samples: int = eqx.field(static=True, default=8)
 
@@ -82,7 +83,7 @@ class StochasticNaturalGradient(Solver):
 
         slopes = jax.vmap(jax.grad(total))(draws)
         gradient = jnp.mean(slopes, axis=0)
-        rho = self.step_size / (1.0 + self.decay * state.steps)
+        rho = (self.step_size / (1.0 + self.decay * state.steps)).astype(mean.dtype)
         if precision.ndim == 2:
             hessian = slopes.T @ ((draws - mean) @ precision) / len(draws)
             pull = cavity.precision + 0.5 * (hessian + hessian.T) - precision
