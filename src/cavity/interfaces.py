@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity import ledger
-from cavity.state import Answer, Brief, Message, Reply, Report, ServerState
+from cavity.state import Answer, Brief, Message, Reply, Report, ServerState, Stacked
 
 
 D = TypeVar("D", bound="Distribution")
@@ -326,8 +326,8 @@ class RowAlgorithm(Algorithm):
     damping: eqx.AbstractVar[Damping]
 
     @abc.abstractmethod
-    def rebuild(self, prior: Any, rows: Sequence[PyTree]) -> Any:
-        """The posterior as a function of prior and rows: a product, or a union."""
+    def rebuild(self, prior: Any, rows: Sequence[PyTree] | Stacked) -> Any:
+        """The posterior as a function of prior and rows: a product, or a union. It may be traced, with rows stacked."""
 
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
         return ledger.absorb_into_rows(self, server, replies)
@@ -385,7 +385,7 @@ class BlockRound(eqx.Module):
 
     Attributes:
         residuals: of each client.
-        exponents: given to each; 0 for a refusal.
+        exponents: given to each.
         free_energy: sum of local free energies plus log Z, at the posterior that the clients answered.
         report: the clients' reports, stacked.
     """
@@ -412,5 +412,8 @@ class Engine(abc.ABC):
         """What the clients keep, for a checkpoint; empty where the clients keep it themselves."""
 
     def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, Sequence[BlockRound]] | None:
-        """A block of synchronous rounds as one program; None where this engine or method cannot."""
+        """A block of synchronous rounds as one program; None where this engine or method cannot.
+
+        It ends before a round with a reply that is to be refused, and may so be empty: `submit` and `collect` go on.
+        """
         return None

@@ -1,7 +1,8 @@
 """A block of synchronous rounds, both halves, as one program.
 
 The same mathematics as one round after the other through the ledger, without the way to the host in between. It is for
-methods with rows of equal shapes, held by the server, whose clients keep nothing.
+methods with rows of equal shapes, held by the server, whose clients keep nothing. What the ledger would refuse ends the
+block before that round, so that there is one place that refuses.
 """
 
 from __future__ import annotations
@@ -25,25 +26,33 @@ class Ledger(eqx.Module):
     posterior: Any
     rows: PyTree
     method: PyTree
-    version: Array
-    sequences: Array
+    version: Any
+    sequences: Any
 
 
 @eqx.filter_jit
 def run_block(
     algorithm: RowAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data, num_rounds: int
-) -> tuple[Ledger, BlockRound]:
-    """`num_rounds` rounds; what is to be said of each has the rounds as leading axis."""
+) -> tuple[Ledger, BlockRound, Array]:
+    """`num_rounds` rounds; what is to be said of each has the rounds as leading axis.
 
-    def one(ledger: Ledger, _: None) -> tuple[Ledger, BlockRound]:
-        return _round(algorithm, prior, ledger, seed, names, data)
+    Also how many of them count: from the first on with a reply that cannot be used, the ledger stays as it was.
+    """
 
-    return jax.lax.scan(one, ledger, None, length=num_rounds)
+    def one(carry: tuple[Ledger, Array], _: None) -> tuple[tuple[Ledger, Array], tuple[BlockRound, Array]]:
+        ledger, clean = carry
+        new, said, usable = _round(algorithm, prior, ledger, seed, names, data)
+        clean = clean & usable
+        return (jax.tree.map(lambda new, old: jnp.where(clean, new, old), new, ledger), clean), (said, clean)
+
+    (ledger, _), (said, clean) = jax.lax.scan(one, (ledger, jnp.asarray(True)), None, length=num_rounds)
+    return ledger, said, jnp.sum(clean)
 
 
 def _round(
     algorithm: RowAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data
-) -> tuple[Ledger, BlockRound]:
+) -> tuple[Ledger, BlockRound, Array]:
+    """One round, and whether every reply of it could be used."""
     versions = jnp.full_like(ledger.sequences, ledger.version)
     sequences = ledger.sequences + 1
     keys = client_keys(seed, versions, sequences, names)
@@ -56,11 +65,9 @@ def _round(
     answers = each_client(half, None, (algorithm, ledger.posterior), keys, ledger.rows, data)
     report = answers.report
     exponents, method = algorithm.damping.choose(ledger.method, report.residual, jnp.zeros_like(report.residual))
-    usable = _finite_rows(answers.delta)
 
     def merged(exponents: Array) -> tuple[PyTree, Any]:
         rows = jax.vmap(algorithm.merge)(ledger.rows, answers.delta, exponents)
-        rows = jax.tree.map(lambda new, old: jnp.where(_beside(usable, new), new, old), rows, ledger.rows)
         return rows, algorithm.rebuild(prior, Stacked(rows))
 
     def improper(carry: tuple) -> Array:
@@ -75,29 +82,16 @@ def _round(
     method = _like(method, ledger.method)
     start = (jnp.asarray(0), exponents, method, merged(exponents))
     halvings, exponents, method, (rows, posterior) = jax.lax.while_loop(improper, halve, start)
-    failed = halvings >= MAX_HALVINGS
-    kept = Ledger(ledger.posterior, ledger.rows, ledger.method, ledger.version, ledger.sequences)
-    new = Ledger(posterior, rows, method, ledger.version, ledger.sequences)
-    new = jax.tree.map(lambda old, new: jnp.where(failed, old, new), kept, new)
-    new = eqx.tree_at(lambda n: (n.version, n.sequences), new, (ledger.version + 1, sequences))
+    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(answers.delta)])
     log_z = ledger.posterior.log_partition - prior.log_partition
     said = BlockRound(
         residuals=report.residual,
-        exponents=jnp.where(usable & ~failed, exponents, 0.0),
+        exponents=exponents,
         free_energy=jnp.sum(report.free_energy) + log_z,
         report=report,
     )
-    return new, said
-
-
-def _finite_rows(delta: PyTree) -> Array:
-    """Which clients' deltas hold no NaN or infinity; the others are refused, as the ledger does."""
-    checks = [jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in jax.tree.leaves(delta)]
-    return jnp.all(jnp.stack(checks), axis=0)
-
-
-def _beside(mask: Array, leaf: Array) -> Array:
-    return mask.reshape(-1, *[1] * (leaf.ndim - 1))
+    new = Ledger(posterior, rows, method, ledger.version + 1, sequences)
+    return new, said, jnp.all(finite) & (halvings < MAX_HALVINGS)
 
 
 def _like(new: PyTree, old: PyTree) -> PyTree:

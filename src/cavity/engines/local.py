@@ -86,24 +86,26 @@ class LocalEngine(Engine):
         if not self._can_advance(server):
             return None
         names = server.names
-        settled = [server.clients[name] for name in names]
         start = Ledger(
             posterior=server.posterior,
             rows=stack([server.rows[name] for name in names]),
             method=server.method,
             version=np.uint32(server.version),
-            sequences=np.array([record.sequence for record in settled], np.uint32),
+            sequences=np.array([server.clients[name].sequence for name in names], np.uint32),
         )
-        start, prior = jax.tree.map(jnp.asarray, (start, server.prior))
+        start, prior = ledger.to_host((start, server.prior))
         numbers = jnp.asarray([name_number(name) for name in names], jnp.uint32)
         seed = jnp.asarray(self._seed, jnp.uint32)
         data = self._buckets[0].data
-        end, rounds = ledger.to_host(run_block(self._algorithm, prior, start, seed, numbers, data, num_rounds))
-        said = [jax.tree.map(lambda leaf, i=i: leaf[i], rounds) for i in range(num_rounds)]
+        block = run_block(self._algorithm, prior, start, seed, numbers, data, num_rounds)
+        end, rounds, num_done = ledger.to_host(block)
+        said = [jax.tree.map(lambda leaf, i=i: leaf[i], rounds) for i in range(int(num_done))]
+        if not said:
+            return server, []
         records = {
             name: ClientRecord(
                 sequence=int(end.sequences[i]),
-                settled=_last_accepted(i, said, server.clients[name]),
+                settled=Settlement(int(end.sequences[i]), float(said[-1].exponents[i])),
                 report=jax.tree.map(lambda leaf, i=i: leaf[i], said[-1].report),
             )
             for i, name in enumerate(names)
@@ -167,14 +169,6 @@ class LocalEngine(Engine):
             self._states[message.client] = state
             replies.append(reply)
         return replies
-
-
-def _last_accepted(client: int, rounds: Sequence[BlockRound], record: ClientRecord) -> Settlement:
-    """The last round of a block in which this client's delta was given an exponent."""
-    for i in reversed(range(len(rounds))):
-        if rounds[i].exponents[client] > 0:
-            return Settlement(record.sequence + i + 1, float(rounds[i].exponents[client]))
-    return record.settled
 
 
 def _signature(tree: PyTree) -> Any:

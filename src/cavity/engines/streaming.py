@@ -15,13 +15,16 @@ import numpy as np
 
 from cavity.engines.drive import Work, client_keys, name_number, run_clients
 from cavity.engines.stacks import device_mesh, pad, spread, stack
-from cavity.errors import UnsuitableError
-from cavity.interfaces import Algorithm, ClientSource, Data, Engine
+from cavity.errors import DataError, UnsuitableError
+from cavity.interfaces import Algorithm, ClientSource, Data, Engine, RowAlgorithm
 from cavity.state import ClientState, Message, Reply
 
 
 class StreamingEngine(Engine):
-    """Runs queued clients chunk by chunk; `collect` returns one chunk's replies at a time.
+    """Runs queued clients chunk by chunk.
+
+    `collect` returns one chunk's replies at a time. For methods with rows, of which the server holds as many anyway, it
+    waits for all that it is asked for, so that a run does not depend on the size of a chunk.
 
     Args:
         algorithm: both halves of the method.
@@ -41,6 +44,13 @@ class StreamingEngine(Engine):
         self._queue.append(message)
 
     def collect(self, num_replies: int) -> list[Reply]:
+        replies = chunk = self._next_chunk()
+        while chunk and len(replies) < num_replies and isinstance(self._algorithm, RowAlgorithm):
+            chunk = self._next_chunk()
+            replies = replies + chunk
+        return replies
+
+    def _next_chunk(self) -> list[Reply]:
         self._ahead = self._ahead or self._load_next()
         if self._ahead is None:
             return []
@@ -62,7 +72,13 @@ class StreamingEngine(Engine):
 
     def _load(self, names: list[str]) -> Data:
         """A chunk's data in one of few shapes: rows up to a power of two, clients up to the size of a chunk."""
-        loaded = self._source.load(names)
+        try:
+            loaded = self._source.load(names)
+        except Exception as error:
+            error.add_note(f"while the data of {_listed(names)} were loaded")
+            raise
+        if len(loaded) != len(names):
+            raise DataError(f"the source returned {len(loaded)} data sets for {_listed(names)}; it must return one each")
         if any(self._algorithm.initial_local(data) is not None for data in loaded[:1]):
             raise UnsuitableError(
                 f"the clients of {type(self._algorithm).__name__} keep something between messages, which streamed "
@@ -84,3 +100,9 @@ class StreamingEngine(Engine):
             Reply(m.client, m.version, m.sequence, jax.tree.map(lambda leaf, i=i: leaf[i], answers))
             for i, m in enumerate(messages)
         ]
+
+
+def _listed(names: list[str], most: int = 10) -> str:
+    """Who a problem may be about, in a line."""
+    more = f" and {len(names) - most} others" if len(names) > most else ""
+    return f"{len(names)} clients ({', '.join(map(repr, names[:most]))}{more})"
