@@ -134,8 +134,8 @@ def test_padding(method):
 
 
 def test_buckets_of_unequal_sizes():
-    """Three buckets where nothing is padded, against one where nearly everything is."""
-    algorithm, data = ALGORITHMS[NOISY], clients((3, 9, 33))
+    """Two buckets where nothing is padded, against one where everything is."""
+    algorithm, data = ALGORITHMS[NOISY], clients((3, 33))
     padded = {name: pad(each, 40) for name, each in data.items()}
     apart = run_local(algorithm, data, rounds=4)
     assert_same(apart, run_local(algorithm, padded, rounds=4))
@@ -156,7 +156,7 @@ class Source(ClientSource):
         return [self.data[name] for name in names]
 
 
-@pytest.mark.parametrize(("method", "chunk"), [(NOISY, 1), (NOISY, 3), (NOISY, 7), (EXACT, 3)])
+@pytest.mark.parametrize(("method", "chunk"), [(NOISY, 1), (NOISY, 3), (EXACT, 7)])
 def test_streamed_chunks(method, chunk):
     algorithm, data = ALGORITHMS[method], clients()
     engine = StreamingEngine(algorithm, Source(data), seed=3, chunk=chunk)
@@ -248,7 +248,7 @@ def test_backing_off_from_a_residual_that_grows():
 
 
 def test_a_broken_client_is_refused_as_the_ledger_refuses_it(caplog):
-    """It fails when the precision exceeds 40, so in the middle of a block; then it is refused, and named, every time."""
+    """It fails when the precision exceeds 40, in the middle of a block; then it is refused, and named, every time."""
     algorithm, data = puppets(Adaptive(), (1.1, 1.2, 3.5), limit=40.0)
     with caplog.at_level(logging.WARNING, "cavity"):
         alone = run_local(algorithm, data, rounds=8)
@@ -278,7 +278,6 @@ def two_devices():
     assert len(jax.devices()) == 2
     jax.config.update("jax_disable_most_optimizations", True)
     found = {
-        f"{EXACT}, rounds": summary(run_local(ALGORITHMS[EXACT], clients())),
         f"{EXACT}, blocks": summary(run_local(ALGORITHMS[EXACT], clients(), 10)),
         f"{NOISY}, rounds": summary(run_local(ALGORITHMS[NOISY], clients())),
         # three clients do not divide into two shares

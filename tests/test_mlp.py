@@ -20,6 +20,8 @@ from cavity.server import Fixed
 from cavity.solvers import Gradient
 from cavity.solvers.plateau import Plateau
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 SIZES = (3, 4, 2)
 
 
@@ -101,7 +103,7 @@ def test_predicted_probabilities():
     np.testing.assert_array_less(
         np.abs(prediction.mean - outcomes.mean(0)), 4 * np.sqrt(2 / 4000) * np.asarray(prediction.sd)
     )
-    np.testing.assert_allclose(prediction.sd, outcomes.std(0), rtol=0.1)
+    np.testing.assert_allclose(prediction.sd, outcomes.std(0), rtol=0.2)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,9 @@ def test_a_small_federation_learns_in_single_precision(monkeypatch, large, round
     assert {leaf.dtype for leaf in jax.tree.leaves(server.posterior)} == {np.dtype(np.float64)}
 
     test_x, test_y = blobs(seed=6)
-    predictions = [model.predict(q, test_x, key=jax.random.key(0), num_draws=50) for q in (server.prior, server.posterior)]
+    predictions = [
+        model.predict(q, test_x, key=jax.random.key(0), num_draws=50) for q in (server.prior, server.posterior)
+    ]
     before, after = (np.asarray(prediction.mean) for prediction in predictions)
     assert after.dtype == np.float32
     assert np.mean(np.argmax(after, axis=1) == test_y) > 0.85

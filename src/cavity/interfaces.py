@@ -25,7 +25,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from cavity import ledger
 from cavity.state import Answer, Brief, Message, Reply, Report, ServerState, Stacked
 
-
 D = TypeVar("D", bound="Distribution")
 
 
@@ -263,10 +262,11 @@ class Damping(eqx.Module):
         """The state before the first reply."""
 
     @abc.abstractmethod
-    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+    def choose(self, state: PyTree, residuals: Any, staleness: Any, clients: Any = None) -> tuple[Any, PyTree]:
         """The exponents of some replies, from their residuals and the age in versions of what they answer.
 
-        It may be traced: a block of rounds is one program.
+        `clients` are their places in the federation; None means that all reply in turn. It may be traced: a block of
+        rounds is one program.
         """
 
     @abc.abstractmethod

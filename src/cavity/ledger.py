@@ -179,11 +179,13 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
 
     The algorithm's damping proposes the exponents; they are halved together until the product is proper.
     """
+    places = {name: place for place, name in enumerate(server.names)}
     with jax.enable_x64(True):
         exponents, method = algorithm.damping.choose(
             server.method,
             residuals=np.array([float(reply.answer.report.residual) for reply in replies]),
             staleness=np.array([server.version - reply.version for reply in replies]),
+            clients=np.array([places[reply.client] for reply in replies]),
         )
     exponents, method = to_host((exponents, method))
     for _ in range(MAX_HALVINGS):

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float
 
 from cavity.distributions.natural import ArrayLike, ExponentialFamily
 
-
 G = TypeVar("G", bound="Gaussian")
 
 
@@ -55,12 +54,12 @@ class Gaussian(ExponentialFamily):
 
     @property
     @abc.abstractmethod
-    def root(self) -> tuple[Float[Array, "..."], Float[Array, "d d"] | None]:
+    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
         """A root L of the covariance, Sigma = L L': its diagonal, and what is below it (None if nothing is)."""
 
     @classmethod
     @abc.abstractmethod
-    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, "..."], below: Any) -> Any:
+    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> Any:
         """The member with this mean and this root of its covariance."""
 
     @abc.abstractmethod

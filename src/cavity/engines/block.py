@@ -64,7 +64,8 @@ def _round(
 
     answers = each_client(half, None, (algorithm, ledger.posterior), keys, ledger.rows, data)
     report = answers.report
-    exponents, method = algorithm.damping.choose(ledger.method, report.residual, jnp.zeros_like(report.residual))
+    age, places = jnp.zeros_like(report.residual), jnp.arange(len(names))
+    exponents, method = algorithm.damping.choose(ledger.method, report.residual, age, places)
 
     def merged(exponents: Array) -> tuple[PyTree, Any]:
         rows = jax.vmap(algorithm.merge)(ledger.rows, answers.delta, exponents)

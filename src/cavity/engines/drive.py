@@ -1,8 +1,8 @@
 """How the clients' halves are run: one driver, two ways, because they differ by a factor of ten on a CPU.
 
-A small model (a regression) is one compiled loop, since starting a program for every step would dominate. A large one (a
-network) is a sequence of compiled steps that the host starts without waiting, each in the memory of the one before it,
-since inside a compiled loop element-wise work and random numbers run on one thread.
+A small model (a regression) is one compiled loop, since starting a program for every step would dominate. A large one
+(a network) is a sequence of compiled steps that the host starts without waiting, each in the memory of the one before
+it, since inside a compiled loop element-wise work and random numbers run on one thread.
 
 Both run all clients of a stack at once, by `vmap`, and on several devices each runs its share by itself.
 """

@@ -53,8 +53,7 @@ class LocalEngine(Engine):
         self._buckets = buckets(clients, self._mesh)
         self._places = {name: (b, i) for b, bucket in enumerate(self._buckets) for i, name in enumerate(bucket.names)}
         self._states = {
-            name: (states or {}).get(name)
-            or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
+            name: (states or {}).get(name) or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
             for name, data in clients.items()
         }
         self._queue: list[tuple[float, Message]] = []

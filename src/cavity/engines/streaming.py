@@ -78,7 +78,9 @@ class StreamingEngine(Engine):
             error.add_note(f"while the data of {_listed(names)} were loaded")
             raise
         if len(loaded) != len(names):
-            raise DataError(f"the source returned {len(loaded)} data sets for {_listed(names)}; it must return one each")
+            raise DataError(
+                f"the source returned {len(loaded)} data sets for {_listed(names)}; it must return one each"
+            )
         if any(self._algorithm.initial_local(data) is not None for data in loaded[:1]):
             raise UnsuitableError(
                 f"the clients of {type(self._algorithm).__name__} keep something between messages, which streamed "

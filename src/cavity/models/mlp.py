@@ -37,8 +37,9 @@ class MLP(PredictorDraws, PredictiveModel):
 
     def __check_init__(self) -> None:
         if self.prior.dimension != num_weights(self.sizes):
+            weights = num_weights(self.sizes)
             raise CavityError(
-                f"the prior has dimension {self.prior.dimension}, the layers {self.sizes} have {num_weights(self.sizes)} weights"
+                f"the prior has dimension {self.prior.dimension}, the layers {self.sizes} have {weights} weights"
             )
         if self.sizes[-1] != self.likelihood.num_predictors:
             raise CavityError(

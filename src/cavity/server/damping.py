@@ -11,6 +11,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import CavityError
@@ -29,7 +30,7 @@ class Fixed(Damping):
     def init(self, num_clients: int) -> PyTree:
         return None
 
-    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+    def choose(self, state: PyTree, residuals: Any, staleness: Any, clients: Any = None) -> tuple[Any, PyTree]:
         return jnp.full(len(residuals), self.exponent), state
 
     def backed_off(self, state: PyTree) -> PyTree:
@@ -46,24 +47,22 @@ class AdaptiveState(eqx.Module):
 
     Attributes:
         exponent: of the next delta.
-        previous: the sum of residuals over the last whole round.
-        total: the sum so far in this round.
-        replies: how many replies it has so far.
-        num_clients: how many make a round.
+        previous: the sum of all clients' residuals at the end of the last round.
+        last: the last residual of each client; infinite before its first reply.
+        replies: how many replies this round has so far.
     """
 
     exponent: Any
     previous: Any
-    total: Any
+    last: Any
     replies: Any
-    num_clients: Any
 
 
 class Adaptive(Damping):
     """Start at 1, back off when the residual grows or the product is improper, recover after.
 
-    Residuals are summed over rounds (as many replies as there are clients) and compared from round to round, so
-    that one client's turn in a sequential pass is not mistaken for a trend.
+    The last residuals of all clients are summed, and compared from round to round (as many replies as there are
+    clients): who happens to reply, in a sequential pass or asynchronously, is not mistaken for a trend.
 
     Attributes:
         smallest: the residual alone never drives the exponent below this.
@@ -74,11 +73,16 @@ class Adaptive(Damping):
     recovery: float = 1.25
 
     def init(self, num_clients: int) -> AdaptiveState:
-        return AdaptiveState(1.0, float("inf"), 0.0, 0, num_clients)
+        return AdaptiveState(1.0, float("inf"), np.full(num_clients, np.inf), 0)
 
-    def choose(self, state: AdaptiveState, residuals: Any, staleness: Any) -> tuple[Any, AdaptiveState]:
-        total, replies = state.total + jnp.sum(residuals), state.replies + len(residuals)
-        whole = replies >= state.num_clients
+    def choose(
+        self, state: AdaptiveState, residuals: Any, staleness: Any, clients: Any = None
+    ) -> tuple[Any, AdaptiveState]:
+        num_clients, replies = len(state.last), state.replies + len(residuals)
+        if clients is None:
+            clients = (state.replies + jnp.arange(len(residuals))) % num_clients
+        last = jnp.asarray(state.last).at[clients].set(residuals)
+        total, whole = jnp.sum(last), replies >= num_clients
         halved = jnp.maximum(state.exponent / 2, jnp.minimum(state.exponent, self.smallest))
         recovered = jnp.minimum(state.exponent * self.recovery, 1.0)
         judged = jnp.where(total > state.previous, halved, recovered)
@@ -86,9 +90,8 @@ class Adaptive(Damping):
         state = AdaptiveState(
             exponent=exponent,
             previous=jnp.where(whole, total, state.previous),
-            total=jnp.where(whole, 0.0, total),
+            last=last,
             replies=jnp.where(whole, 0, replies),
-            num_clients=state.num_clients,
         )
         return jnp.full(len(residuals), exponent), state
 
@@ -107,8 +110,8 @@ class Stale(Damping):
     def init(self, num_clients: int) -> PyTree:
         return self.fresh.init(num_clients)
 
-    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
-        exponents, state = self.fresh.choose(state, residuals, staleness)
+    def choose(self, state: PyTree, residuals: Any, staleness: Any, clients: Any = None) -> tuple[Any, PyTree]:
+        exponents, state = self.fresh.choose(state, residuals, staleness, clients)
         return exponents / (1.0 + staleness), state
 
     def backed_off(self, state: PyTree) -> PyTree:

@@ -31,7 +31,7 @@ class StochasticNaturalGradientState(eqx.Module):
     """The current mean and precision (a matrix, or its diagonal), and the number of steps."""
 
     mean: Float[Array, " d"]
-    precision: Float[Array, "..."]
+    precision: Float[Array, ...]
     steps: Int[Array, ""]
 
 
