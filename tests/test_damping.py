@@ -18,11 +18,12 @@ from tests import scenarios
 
 def exponents(damping, rounds, *, one_at_a_time=False):
     """The exponent of every reply, for rounds of residuals."""
-    state, chosen = damping.init(len(rounds[0])), []
+    state, chosen, last = damping.init(), [], np.full(len(rounds[0]), np.inf)
     for residuals in rounds:
-        batches = [[r] for r in residuals] if one_at_a_time else [residuals]
-        for batch in batches:
-            some, state = damping.choose(state, np.array(batch), np.zeros(len(batch), int))
+        places = range(len(last))
+        for batch in [[i] for i in places] if one_at_a_time else [list(places)]:
+            last[batch] = np.array(residuals)[batch]
+            some, state = damping.choose(state, last, np.zeros(len(batch), int))
             chosen += list(np.asarray(some))
     return chosen
 
@@ -75,11 +76,11 @@ def test_adaptive_compares_rounds_and_not_turns():
 
 def test_adaptive_backs_off_and_recovers():
     damping = Adaptive()
-    state = damping.backed_off(damping.backed_off(damping.init(1)))
+    state = damping.backed_off(damping.backed_off(damping.init()))
     some, state = damping.choose(state, np.array([1.0]), np.zeros(1, int))
     np.testing.assert_allclose(some, [0.25 * 1.25])
     # what impropriety brought below `smallest`, growing residuals keep there
-    deep = damping.init(1)
+    deep = damping.init()
     for _ in range(6):
         deep = damping.backed_off(deep)
     some, deep = damping.choose(deep, np.array([1.0]), np.zeros(1, int))

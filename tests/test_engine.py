@@ -11,7 +11,9 @@ import cavity
 from cavity import ledger
 from cavity.data.clients import Weighted, prepare_clients
 from cavity.engines import local
-from cavity.engines.local import LocalEngine, client_keys, name_number, pad
+from cavity.engines.drive import client_keys, name_number
+from cavity.engines.local import LocalEngine
+from cavity.engines.stacks import pad
 from cavity.interfaces import Damping, Model, RowAlgorithm, Solution, Solver
 from cavity.server import Fixed
 from cavity.solvers import NaturalGradient
@@ -226,9 +228,9 @@ def programs(monkeypatch):
     sizes = []
     run_clients = local.run_clients
 
-    def counted(algorithm, header, *rest):
-        sizes.append(len(header[1]))
-        return run_clients(algorithm, header, *rest)
+    def counted(algorithm, work, mesh):
+        sizes.append(len(work.keys))
+        return run_clients(algorithm, work, mesh)
 
     monkeypatch.setattr(local, "run_clients", counted)
     return sizes

@@ -9,7 +9,6 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,8 +29,9 @@ from cavity.models import (
 )
 from cavity.schedules import Sequential, SequentialLargestFirst, SequentialShuffled, Synchronous
 from cavity.server import Fixed
-from cavity.solvers import NaturalGradient, NaturalParameterDescent
+from cavity.solvers import NaturalGradient
 from tests import scenarios
+from tests.contracts.solver import natural_descent
 
 SCHEDULES = [Synchronous(), Sequential(), SequentialShuffled(), SequentialLargestFirst()]
 FAMILIES = {"full": FullGaussian, "mean field": DiagonalGaussian}
@@ -293,7 +293,7 @@ ROWS = len(FITTED.y)
 
 
 RATE, RHO, NUM_ROUNDS = 2e-4, 0.4, 3
-DESCENT = NaturalParameterDescent(optax.sgd(RATE))
+DESCENT = natural_descent(RATE)
 FIXED_POINT = NaturalGradient(step_size=RHO, max_steps=1, line_search=False, newton=False)
 DESIGN = jnp.asarray(FITTED.design[:, 0])
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from cavity.distributions import Beta, DiagonalGaussian, FullGaussian, IsotropicGaussian
@@ -22,13 +21,13 @@ from cavity.models import (
     probit_regression,
     softmax_regression,
 )
-from cavity.solvers import Conjugate, NaturalGradient, NaturalParameterDescent
+from cavity.solvers import Conjugate, NaturalGradient
 from cavity.solvers.default import default_solver
 from cavity.solvers.expectations import PredictorQuadrature, ThetaNodes, default_expectation, normal_nodes
 from tests import scenarios
 from tests.contracts import solver as contract
 
-DESCENT = NaturalParameterDescent(optax.sgd(1.0), num_steps=6000)
+DESCENT = contract.natural_descent(1.0, 6000)
 CASES = {
     "conjugate": (Conjugate(), FullGaussian),
     "natural gradient": (NaturalGradient(), FullGaussian),
@@ -270,12 +269,12 @@ def test_unsuitable_parts_are_refused():
         (NaturalGradient(), logistic, Reverse(), "divergence KL"),
         (NaturalGradient(expectation=PredictorQuadrature()), own_model(), kl, "linear predictor"),
         (NaturalGradient(expectation=ThetaNodes()), share, kl, "Gaussian family"),
-        (NaturalParameterDescent(optax.sgd(0.1)), share, kl, "Gaussian family"),
+        (contract.natural_descent(0.1), share, kl, "Gaussian family"),
     ]
     for solver, model, divergence, message in refused:
         with pytest.raises(UnsuitableError, match=message):
             solver.check(model, nll, divergence)
-    NaturalParameterDescent(optax.sgd(0.1)).check(logistic, nll, Reverse())
+    contract.natural_descent(0.1).check(logistic, nll, Reverse())
 
 
 def own_model():
@@ -304,7 +303,7 @@ def test_descent_with_another_divergence():
         start,
         data,
     )
-    solution = contract.solved(NaturalParameterDescent(optax.sgd(0.5), num_steps=500), this)
+    solution = contract.solved(contract.natural_descent(0.5, 500), this)
     np.testing.assert_allclose(solution.tilted.mean, cavity.mean, rtol=1e-6)
     np.testing.assert_allclose(solution.tilted.variance, cavity.variance, rtol=1e-6)
     assert int(solution.steps) == 500

@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import cavity
@@ -34,10 +33,11 @@ from cavity.interfaces import (
 from cavity.losses import NegativeLogLikelihood
 from cavity.models.regression import Regression, gaussian_prior
 from cavity.server import Fixed
-from cavity.solvers import Conjugate, NaturalParameterDescent
+from cavity.solvers import Conjugate
 from cavity.state import Answer, Report
 from tests import scenarios
 from tests.contracts.faults import check_survives_faults, distance
+from tests.contracts.solver import natural_descent
 from tests.test_resume import Killed, assert_same_run, kill_in_round
 
 VARIANTS = pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
@@ -81,7 +81,7 @@ class ScaledKL(Divergence):
 
 def tempered():
     model = cavity.models.linear_regression(1, noise_sd=2.0, prior_scale=0.5, family=DiagonalGaussian, intercept=False)
-    solver = NaturalParameterDescent(optax.sgd(4.0), num_steps=100)
+    solver = natural_descent(4.0, 100)
     return cavity.PVI(model, divergence=ScaledKL(2.0), solver=solver, damping=Fixed(1.0))
 
 

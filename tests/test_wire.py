@@ -117,7 +117,7 @@ def test_a_server_state():
     server, _ = ledger.dispatch(algorithm, server, ["york"])
     again = wire.from_bytes(wire.to_bytes(server))
     assert same(server, again)
-    assert again.method == AdaptiveState(1.0, float("inf"), 0.0, 0, 2)
+    assert again.method == AdaptiveState(1.0, float("inf"), 0)
     assert again.idle == ("leeds",)
 
 

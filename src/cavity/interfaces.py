@@ -16,14 +16,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity import ledger
-from cavity.state import Answer, Brief, Message, Reply, ServerState
+from cavity.state import Answer, Brief, Message, Reply, Report, ServerState, Stacked
 
 D = TypeVar("D", bound="Distribution")
 
@@ -136,6 +136,19 @@ class LinearModel(Model):
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
 
 
+class PredictorDraws(Model):
+    """A promise: the model can draw each row's predictors directly, given a Gaussian over theta.
+
+    Draws of different rows may be independent (local reparameterisation); each has the right distribution.
+    """
+
+    likelihood: eqx.AbstractVar[Likelihood]
+
+    @abc.abstractmethod
+    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        """One draw of f per row, differentiable in q, and the outcomes y."""
+
+
 class ConjugateModel(Model):
     """A promise: the likelihood of a data set is, up to a constant, a member of the prior's family."""
 
@@ -219,6 +232,11 @@ class Solver(eqx.Module):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         """Raise UnsuitableError if an ability that this solver needs is missing. Called at construction."""
 
+    @property
+    def fixed_steps(self) -> int | None:
+        """The number of steps, where it is known beforehand; None where `done` decides."""
+        return None
+
     @abc.abstractmethod
     def init(self, problem: Problem) -> PyTree:
         """The state before the first step."""
@@ -240,12 +258,18 @@ class Damping(eqx.Module):
     """The server's choice of the exponent of each delta; a product that is improper is its second concern."""
 
     @abc.abstractmethod
-    def init(self, num_clients: int) -> PyTree:
+    def init(self) -> PyTree:
         """The state before the first reply."""
 
     @abc.abstractmethod
-    def choose(self, state: PyTree, residuals: np.ndarray, staleness: np.ndarray) -> tuple[Any, PyTree]:
-        """The exponents of some replies, from their residuals and the age in versions of what they answer."""
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        """The exponents of some replies. It may be traced: a block of rounds is one program.
+
+        Args:
+            state: what `init`, `choose` or `backed_off` returned.
+            residuals: the last one of every member, these replies' included; infinite before a member's first.
+            staleness: for each reply, the age in versions of what it answers.
+        """
 
     @abc.abstractmethod
     def backed_off(self, state: PyTree) -> PyTree:
@@ -305,14 +329,14 @@ class RowAlgorithm(Algorithm):
     damping: eqx.AbstractVar[Damping]
 
     @abc.abstractmethod
-    def rebuild(self, prior: Any, rows: Sequence[PyTree]) -> Any:
-        """The posterior as a function of prior and rows: a product, or a union."""
+    def rebuild(self, prior: Any, rows: Sequence[PyTree] | Stacked) -> Any:
+        """The posterior as a function of prior and rows: a product, or a union. It may be traced, with rows stacked."""
 
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
         return ledger.absorb_into_rows(self, server, replies)
 
     def initial_method(self, num_clients: int) -> PyTree:
-        return self.damping.init(num_clients)
+        return self.damping.init()
 
     def shared(self, server: ServerState) -> PyTree:
         return None
@@ -329,6 +353,8 @@ class Plan:
 class Schedule(eqx.Module):
     """Who works when."""
 
+    everybody_together: ClassVar[bool] = False  # whether every plan is everybody: then rounds can run as a block
+
     @abc.abstractmethod
     def init(self, names: Sequence[str]) -> PyTree:
         """The state before the first plan. Also called when a client joins or leaves."""
@@ -342,6 +368,35 @@ class Schedule(eqx.Module):
     @abc.abstractmethod
     def visits_per_round(self, num_clients: int) -> int:
         """How many accepted replies make a round, the unit of the history and of `rounds=`."""
+
+
+class ClientSource(abc.ABC):
+    """Where clients' data come from, when they are too many to hold at once."""
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> Sequence[str]:
+        """All clients."""
+
+    @abc.abstractmethod
+    def load(self, names: Sequence[str]) -> list[Data]:
+        """The data of some clients, as numpy arrays. Called from another thread, one chunk ahead."""
+
+
+class BlockRound(eqx.Module):
+    """What a block says of one of its rounds.
+
+    Attributes:
+        residuals: of each client.
+        exponents: given to each.
+        free_energy: sum of local free energies plus log Z, at the posterior that the clients answered.
+        report: the clients' reports, stacked.
+    """
+
+    residuals: Any
+    exponents: Any
+    free_energy: Any
+    report: Report
 
 
 class Engine(abc.ABC):
@@ -358,3 +413,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def client_states(self) -> dict[str, PyTree]:
         """What the clients keep, for a checkpoint; empty where the clients keep it themselves."""
+
+    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, Sequence[BlockRound]] | None:
+        """A block of synchronous rounds as one program; None where this engine or method cannot.
+
+        It ends before a round with a reply that is to be refused, and may so be empty: `submit` and `collect` go on.
+        """
+        return None

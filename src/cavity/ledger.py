@@ -186,12 +186,14 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
 
     The algorithm's damping proposes the exponents; they are halved together until the product is proper.
     """
-    exponents, method = algorithm.damping.choose(
-        server.method,
-        residuals=np.array([float(reply.answer.report.residual) for reply in replies]),
-        staleness=np.array([server.version - reply.version for reply in replies]),
-    )
-    exponents = np.asarray(exponents, np.float64)
+    residuals = server.residuals | {reply.client: float(reply.answer.report.residual) for reply in replies}
+    with jax.enable_x64(True):
+        exponents, method = algorithm.damping.choose(
+            server.method,
+            residuals=np.array(list(residuals.values())),
+            staleness=np.array([server.version - reply.version for reply in replies]),
+        )
+    exponents, method = to_host((exponents, method))
     for _ in range(MAX_HALVINGS):
         rows = dict(server.rows)
         for reply, exponent in zip(replies, exponents, strict=True):

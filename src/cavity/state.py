@@ -8,6 +8,7 @@ structure for every client, so that an engine may stack them and run many client
 from typing import Any
 
 import equinox as eqx
+import jax
 from jaxtyping import PyTree
 
 
@@ -47,6 +48,20 @@ class Answer(eqx.Module):
 
     delta: PyTree
     report: Report
+
+
+class Stacked(eqx.Module):
+    """Several trees of equal shapes as one with a leading axis; a sequence of them, for code that does not mind."""
+
+    tree: PyTree
+
+    def __len__(self) -> int:
+        return jax.tree.leaves(self.tree)[0].shape[0]
+
+    def __getitem__(self, index: int) -> PyTree:
+        if index >= len(self):
+            raise IndexError(index)
+        return jax.tree.map(lambda leaf: leaf[index], self.tree)
 
 
 class Settlement(eqx.Module):

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.divergences import KL
@@ -15,6 +16,9 @@ from cavity.engines.drive import solve
 from cavity.interfaces import Data, Problem
 from cavity.losses import NegativeLogLikelihood
 from cavity.models import linear_regression
+from cavity.solvers import Gradient
+from cavity.solvers.coordinates import NaturalCoordinates
+from cavity.solvers.estimators import Exact
 from tests.scenarios import linear, linear_posterior
 
 NOISE_SD = 1.5
@@ -22,6 +26,11 @@ DIMENSION = 3
 NUM_ROWS = 12
 KEY = jax.random.key(0)
 traces = 0
+
+
+def natural_descent(rate, num_steps=1) -> Gradient:
+    """Plain descent on the natural parameters, without noise: with one step, PVI is then global VI (property 3.1)."""
+    return Gradient(optax.sgd, rate, num_steps, None, Exact(), NaturalCoordinates())
 
 
 @eqx.filter_jit

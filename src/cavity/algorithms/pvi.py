@@ -26,7 +26,7 @@ from cavity.interfaces import Damping, Data, Divergence, Loss, Model, Problem, R
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
-from cavity.state import Answer, Brief, Report
+from cavity.state import Answer, Brief, Report, Stacked
 
 
 class PVI(RowAlgorithm):
@@ -89,5 +89,5 @@ class PVI(RowAlgorithm):
     def merge(self, row: Any, delta: Any, exponent: Any) -> Any:
         return row * delta**exponent
 
-    def rebuild(self, prior: Any, rows: Sequence[Any]) -> Any:
+    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
         return prior * product(rows) if rows else prior

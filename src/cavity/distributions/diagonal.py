@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -68,6 +69,15 @@ class DiagonalGaussian(Gaussian):
 
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> DiagonalGaussian:
         return DiagonalGaussian(self.precision * mean, self.precision)
+
+    @property
+    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
+        return jnp.asarray(self.precision) ** -0.5, None
+
+    @classmethod
+    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> DiagonalGaussian:
+        precision = diagonal**-2
+        return cls(precision * mean, precision)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)

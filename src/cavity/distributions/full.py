@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +84,17 @@ class FullGaussian(Gaussian):
 
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> FullGaussian:
         return FullGaussian(self.precision @ mean, self.precision)
+
+    @property
+    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
+        lower = jnp.linalg.cholesky(self.covariance)
+        return jnp.diagonal(lower), jnp.tril(lower, -1)
+
+    @classmethod
+    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> FullGaussian:
+        lower = jnp.tril(below, -1) + jnp.diag(diagonal)
+        precision = cho_solve((lower, True), jnp.eye(len(mean), dtype=lower.dtype))
+        return cls(precision @ mean, precision)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> FullGaussian:
         matrix = jnp.diag(hessian) if hessian.ndim == 1 else hessian

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,16 @@ class Gaussian(ExponentialFamily):
     def with_mean(self: G, mean: Float[ArrayLike, " d"]) -> G:
         """The same precision around another mean."""
 
+    @property
+    @abc.abstractmethod
+    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
+        """A root L of the covariance, Sigma = L L': its diagonal, and what is below it (None if nothing is)."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> Any:
+        """The member with this mean and this root of its covariance."""
+
     @abc.abstractmethod
     def site(self: G, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> G:
         """The factor of eq. (3) for a loss with E_q[grad] and E_q[hessian] at this q.
@@ -79,6 +89,13 @@ def split(vector: Float[ArrayLike, " d"], designs: Sequence[Float[Array, "n _"]]
     for design in designs:
         edges.append(edges[-1] + design.shape[1])
     return [jnp.asarray(vector)[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def row_roots(covariance: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
+    """A root of each row's covariance; the floor keeps derivatives finite where a row of zeros has none."""
+    size = covariance.shape[-1]
+    covariance = covariance + jnp.finfo(covariance.dtype).eps ** 2 * jnp.eye(size, dtype=covariance.dtype)
+    return jnp.sqrt(covariance) if size == 1 else jnp.linalg.cholesky(covariance)
 
 
 def symmetric_kl_terms(ratio: Float[Array, " d"]) -> Float[Array, ""]:

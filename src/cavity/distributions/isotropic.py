@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -71,6 +72,15 @@ class IsotropicGaussian(Gaussian):
 
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> IsotropicGaussian:
         return IsotropicGaussian(self.precision * mean, self.precision)
+
+    @property
+    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
+        return jnp.asarray(self.precision) ** -0.5, None
+
+    @classmethod
+    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> IsotropicGaussian:
+        precision = diagonal**-2
+        return cls(precision * mean, precision)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.errors import ImproperError
 from cavity.interfaces import Distribution
+from cavity.state import Stacked
 
 ArrayLike = Array | np.ndarray
 D = TypeVar("D", bound=Distribution)
@@ -98,12 +99,14 @@ def kl_by_log_partition(q: ExponentialFamily, p: ExponentialFamily) -> Float[Arr
     return inner(q / p, q.mean_parameters) - q.log_partition + p.log_partition
 
 
-def product(factors: Sequence[D]) -> D:
+def product(factors: Sequence[D] | Stacked) -> D:
     """The product of several members of one family; a stack and a sum, where their leaves agree in shape."""
+    if isinstance(factors, Stacked) and isinstance(factors.tree, ExponentialFamily):
+        return jax.tree.map(lambda etas: etas.sum(axis=0), factors.tree)
     first = factors[0]
     if isinstance(first, ExponentialFamily):
         return jax.tree.map(lambda *etas: np.sum(np.stack(etas), axis=0), *factors)
     total = first
-    for factor in factors[1:]:
-        total = total * factor
+    for index in range(1, len(factors)):
+        total = total * factors[index]
     return total

@@ -1,15 +1,41 @@
-"""How a solver is run: here as one compiled loop, which is what small models want."""
+"""How the clients' halves are run: one driver, two ways, because they differ by a factor of ten on a CPU.
+
+A small model (a regression) is one compiled loop, since starting a program for every step would dominate. A large one
+(a network) is a sequence of compiled steps that the host starts without waiting, each in the memory of the one before
+it, since inside a compiled loop element-wise work and random numbers run on one thread.
+
+Both run all clients of a stack at once, by `vmap`, and on several devices each runs its share by itself.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
+from cavity.engines.stacks import AXIS
 from cavity.interfaces import Algorithm, Data, Solver
 from cavity.state import Answer, Brief
+
+LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
+LOOK_EVERY = 25  # dispatched steps between two looks at whether all clients are done
+
+
+class Work(eqx.Module):
+    """What the halves of some clients need, stacked: their keys, what they are told, what they keep and hold."""
+
+    keys: Key[Array, " clients"]
+    briefs: Brief
+    local: PyTree
+    data: Data
 
 
 def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
@@ -30,5 +56,113 @@ def client_half(
     """All that a client does with one message: a pure function of what it is told and what it holds."""
     problem = algorithm.problem(brief, local, data)
     solution = solve(algorithm.solver, key, problem)
-    # an answer may hold plain numbers too (a NaN for what a method does not define)
-    return jax.tree.map(jnp.asarray, algorithm.answer(brief, local, problem, solution))
+    return _arrays(algorithm.answer(brief, local, problem, solution))
+
+
+def _arrays(answer: PyTree) -> PyTree:
+    """An answer may hold plain numbers too (a NaN for what a method does not define)."""
+    return jax.tree.map(jnp.asarray, answer)
+
+
+def each_client(function: Callable[..., PyTree], mesh: Mesh | None, shared: PyTree, *stacked: PyTree) -> PyTree:
+    """`function(shared, *one client's)` for every client of the stacks; split over the devices of `mesh`, if any."""
+    if mesh is None:
+        return eqx.filter_vmap(function, in_axes=(None, *[0] * len(stacked)))(shared, *stacked)
+    arrays, static = eqx.partition((shared, stacked), eqx.is_array)
+
+    def share(arrays: PyTree) -> PyTree:
+        shared, stacked = eqx.combine(arrays, static)
+        return each_client(function, None, shared, *stacked)
+
+    specs = (PartitionSpec(), PartitionSpec(AXIS))
+    return jax.shard_map(share, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(AXIS), check_vma=False)(arrays)
+
+
+@eqx.filter_jit
+def run_as_loop(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+    """The halves of all clients as one program."""
+    return each_client(client_half, mesh, algorithm, work.keys, work.briefs, work.local, work.data)
+
+
+@eqx.filter_jit
+def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> PyTree:
+    def one(algorithm: Algorithm, brief: Brief, local: PyTree, data: Data) -> PyTree:
+        return algorithm.solver.init(algorithm.problem(brief, local, data))
+
+    return each_client(one, mesh, algorithm, work.briefs, work.local, work.data)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _step(inputs: tuple[Algorithm, Work, Array, Mesh | None, bool], states: PyTree) -> PyTree:
+    algorithm, work, i, mesh, stops_itself = inputs
+
+    def one(shared: tuple[Algorithm, Array], key, brief: Brief, local: PyTree, data: Data, state: PyTree) -> PyTree:
+        algorithm, i = shared
+        problem = algorithm.problem(brief, local, data)
+        new = algorithm.solver.step(jax.random.fold_in(key, i), problem, state)
+        if not stops_itself:
+            return new
+        done = algorithm.solver.done(state)
+        return jax.tree.map(lambda old, new: jnp.where(done, old, new), state, new)
+
+    return each_client(one, mesh, (algorithm, i), work.keys, work.briefs, work.local, work.data, states)
+
+
+@eqx.filter_jit
+def _all_done(solver: Solver, states: PyTree) -> Array:
+    return jnp.all(eqx.filter_vmap(solver.done)(states))
+
+
+@eqx.filter_jit
+def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+    def one(algorithm: Algorithm, brief: Brief, local: PyTree, data: Data, state: PyTree) -> tuple[Answer, PyTree]:
+        problem = algorithm.problem(brief, local, data)
+        return _arrays(algorithm.answer(brief, local, problem, algorithm.solver.result(problem, state)))
+
+    return each_client(one, mesh, algorithm, work.briefs, work.local, work.data, states)
+
+
+def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+    """The same as `run_as_loop`, step by step."""
+    states, fixed, i = _begin(algorithm, work, mesh), algorithm.solver.fixed_steps, 0
+    while i < fixed if fixed is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
+        states = _step((algorithm, work, jnp.uint32(i), mesh, fixed is None), states)
+        i += 1
+    return _finish(algorithm, work, states, mesh)
+
+
+def numbers_as_leaves(algorithm: Algorithm) -> Algorithm:
+    """A float would be a constant of a program, and each value of a sweep a program of its own."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, algorithm)
+
+
+def in_own_precision(algorithm: Algorithm, told: PyTree) -> PyTree:
+    """What clients are told, in the precision of the prior: the ledger is in double, a network stays in single."""
+    dtype = jnp.result_type(*jax.tree.leaves(algorithm.prior))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, told)
+
+
+def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+    """The halves of all clients, in the way that suits the size of what they exchange."""
+    work = replace(work, briefs=in_own_precision(algorithm, work.briefs))
+    size = sum(np.size(leaf) // len(work.keys) for leaf in jax.tree.leaves(work.briefs.posterior))
+    run = run_as_steps if size >= LARGE else run_as_loop
+    return run(algorithm, work, mesh)
+
+
+@eqx.filter_jit
+def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Key[Array, " clients"]:
+    """A key from (seed, version, attempt, client): the same in every engine, whoever else is working."""
+
+    def one(version: Array, sequence: Array, name: Array) -> PRNGKeyArray:
+        key = jax.random.key(seed)
+        for number in (version, sequence, name):
+            key = jax.random.fold_in(key, number)
+        return key
+
+    return jax.vmap(one)(versions, sequences, names)
+
+
+def name_number(name: str) -> int:
+    """A number that depends on a client's name only, for its randomness."""
+    return zlib.crc32(name.encode())

@@ -1,69 +1,33 @@
 """All clients in one process: the embedded default, and the simulator.
 
-Clients' data are stacked once, padded to the longest with copies of their first row at weight 0, and the
-clients' halves run as one `jit(vmap(...))` over all that are queued. Rows or latents of different shapes cannot
-share a program; then each shape is a program of its own.
+Clients' data are stacked once, in buckets of similar size, padded with copies of a row at weight 0, and split over the
+devices. What is queued runs as one program per bucket. Rows or latents of different shapes cannot share a program; then
+each shape is a program of its own.
+
+Time is virtual: with `seconds` per visit and client, replies come in the order in which they would.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.engines.drive import client_half
-from cavity.interfaces import Algorithm, Data, Engine
-from cavity.state import ClientState, Message, Reply
-
-
-def pad(data: Data, length: int) -> Data:
-    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there)."""
-    extra = length - len(data.weight)
-
-    def lengthen(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)])
-
-    weight = np.concatenate([data.weight, np.zeros(extra)])
-    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows)
-
-
-def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Array:
-    """A key from (seed, version, attempt, client): the same in every engine, whoever else is working."""
-
-    def one(version: Array, sequence: Array, name: Array) -> Array:
-        key = jax.random.key(seed)
-        for number in (version, sequence, name):
-            key = jax.random.fold_in(key, number)
-        return key
-
-    return jax.vmap(one)(versions, sequences, names)
-
-
-def name_number(name: str) -> int:
-    """A number that depends on a client's name only, for its randomness."""
-    return zlib.crc32(name.encode())
-
-
-@eqx.filter_jit
-def run_clients(
-    algorithm: Algorithm, header: tuple, briefs: PyTree, local: PyTree, data: Data, places: Array | None
-) -> tuple[PyTree, PyTree]:
-    """The halves of several clients as one program; `places` picks their data out of the stack of all."""
-    keys = client_keys(*header)
-    if places is not None:
-        data = jax.tree.map(lambda leaf: leaf[places], data)
-    return eqx.filter_vmap(client_half, in_axes=(None, 0, 0, 0, 0))(algorithm, keys, briefs, local, data)
+from cavity.engines.block import Ledger, run_block
+from cavity.engines.drive import Work, client_keys, name_number, numbers_as_leaves, run_clients
+from cavity.engines.stacks import buckets, device_mesh, spread, stack
+from cavity.interfaces import Algorithm, BlockRound, Data, Engine, RowAlgorithm
+from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement
 
 
 class LocalEngine(Engine):
-    """Runs every queued client when replies are collected.
+    """Runs queued clients when their replies are collected.
 
     Args:
         algorithm: both halves of the method.
@@ -71,6 +35,7 @@ class LocalEngine(Engine):
         seed: of all randomness.
         held_by_clients: the variant of the ledger.
         states: what the clients kept, from a checkpoint.
+        seconds: virtual seconds that a visit takes, by client; without, all queued clients reply at once.
     """
 
     def __init__(
@@ -81,27 +46,97 @@ class LocalEngine(Engine):
         seed: int = 0,
         held_by_clients: bool = False,
         states: Mapping[str, ClientState] | None = None,
+        seconds: Mapping[str, float] | None = None,
     ):
-        self._algorithm, self._seed = algorithm, seed
-        # a float would be a constant of the program, and each value of a sweep a program of its own
-        self._traced = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, algorithm)
-        self._places = {name: place for place, name in enumerate(clients)}
-        longest = max(len(data.weight) for data in clients.values())
-        padded = [pad(data, longest) for data in clients.values()]
-        self._data = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *padded)
+        self._algorithm, self._seed, self._seconds = algorithm, seed, seconds or {}
+        self._traced = numbers_as_leaves(algorithm)
+        self._mesh = device_mesh()
+        self._buckets = buckets(clients, self._mesh)
+        self._places = {name: (b, i) for b, bucket in enumerate(self._buckets) for i, name in enumerate(bucket.names)}
         self._states = {
             name: (states or {}).get(name) or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
             for name, data in clients.items()
         }
-        self._queue: list[Message] = []
+        self._queue: list[tuple[float, Message]] = []
+        self._now = 0.0
+
+    @property
+    def virtual_seconds(self) -> float:
+        """The virtual time at which the last reply came."""
+        return self._now
 
     def submit(self, message: Message) -> None:
-        self._queue.append(message)
+        self._queue.append((self._now + self._seconds.get(message.client, 0.0), message))
 
     def collect(self, num_replies: int) -> list[Reply]:
-        queue, self._queue = self._queue, []
+        self._queue.sort(key=lambda due: due[0])  # stable: those due together stay in order
+        if num_replies < len(self._queue):
+            horizon = self._queue[num_replies - 1][0]
+        else:
+            horizon = max((due for due, _ in self._queue), default=self._now)
+        ready = [message for due, message in self._queue if due <= horizon]
+        self._queue = [entry for entry in self._queue if entry[0] > horizon]
+        self._now = max(self._now, horizon)
+        return self._answer(ready)
+
+    def client_states(self) -> dict[str, ClientState]:
+        return dict(self._states)
+
+    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, Sequence[BlockRound]] | None:
+        if not self._can_advance(server):
+            return None
+        names = server.names
+        start = Ledger(
+            posterior=server.posterior,
+            rows=stack([server.rows[name] for name in names]),
+            method=server.method,
+            version=np.uint32(server.version),
+            sequences=np.array([server.clients[name].sequence for name in names], np.uint32),
+        )
+        start, prior = ledger.to_host((start, server.prior))
+        numbers = jnp.asarray([name_number(name) for name in names], jnp.uint32)
+        seed = jnp.asarray(self._seed, jnp.uint32)
+        data = self._buckets[0].data
+        block = run_block(self._traced, prior, start, seed, numbers, data, num_rounds)
+        end, rounds, num_done = ledger.to_host(block)
+        said = [jax.tree.map(lambda leaf, i=i: leaf[i], rounds) for i in range(int(num_done))]
+        if not said:
+            return server, []
+        records = {
+            name: ClientRecord(
+                sequence=int(end.sequences[i]),
+                settled=Settlement(int(end.sequences[i]), float(said[-1].exponents[i])),
+                report=jax.tree.map(lambda leaf, i=i: leaf[i], said[-1].report),
+            )
+            for i, name in enumerate(names)
+        }
+        rows = {name: jax.tree.map(lambda leaf, i=i: leaf[i], end.rows) for i, name in enumerate(names)}
+        return replace(
+            server,
+            version=int(end.version),
+            posterior=end.posterior,
+            rows=rows,
+            clients=records,
+            method=end.method,
+        ), said
+
+    def _can_advance(self, server: ServerState) -> bool:
+        """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""
+        return (
+            isinstance(self._algorithm, RowAlgorithm)
+            and bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+            and not server.held_by_clients
+            and not self._seconds
+            and len(self._buckets) == 1
+            and self._buckets[0].names == server.names
+            and len({_signature(row) for row in server.rows.values()}) == 1
+            and all(state.local is None for state in self._states.values())
+            and hasattr(server.posterior, "log_partition")
+        )
+
+    def _answer(self, messages: list[Message]) -> list[Reply]:
         replies, groups = [], {}
-        for message in queue:
+        for message in messages:
             name = message.client
             if ledger.is_stale(self._states[name], message):
                 continue
@@ -110,29 +145,24 @@ class LocalEngine(Engine):
                 replies.append(stored)
                 continue
             state = self._states[name] = ledger.settle(self._algorithm, self._states[name], message)
-            work = (ledger.brief_for(state, message), state.local)
-            groups.setdefault(_signature(work), []).append((message, work))
-        for group in groups.values():
-            replies += self._run(group)
+            told = (ledger.brief_for(state, message), state.local)
+            groups.setdefault((self._places[name][0], _signature(told)), []).append((message, told))
+        for (bucket, _), group in groups.items():
+            replies += self._run(bucket, group)
         return replies
 
-    def client_states(self) -> dict[str, ClientState]:
-        return dict(self._states)
-
-    def _run(self, group: list[tuple[Message, Any]]) -> list[Reply]:
+    def _run(self, bucket: int, group: list[tuple[Message, Any]]) -> list[Reply]:
         messages = [message for message, _ in group]
-        briefs, local = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *[work for _, work in group])
-        places = np.array([self._places[message.client] for message in messages])
-        everybody = len(places) == len(self._places) and bool((places == np.arange(len(places))).all())
-        header = (
-            jnp.asarray(self._seed, jnp.uint32),
-            jnp.asarray([message.version for message in messages], jnp.uint32),
-            jnp.asarray([message.sequence for message in messages], jnp.uint32),
-            jnp.asarray([name_number(message.client) for message in messages], jnp.uint32),
-        )
-        outcome = run_clients(
-            self._traced, header, briefs, local, self._data, None if everybody else jnp.asarray(places)
-        )
+        names, data = self._buckets[bucket].names, self._buckets[bucket].data
+        places = np.array([self._places[message.client][1] for message in messages])
+        everybody = len(places) == len(names) and bool((places == np.arange(len(names))).all())
+        if not everybody:
+            data = jax.tree.map(lambda leaf: leaf[places], data)
+        header = np.array([(m.version, m.sequence, name_number(m.client)) for m in messages], np.uint32)
+        keys = client_keys(jnp.asarray(self._seed, jnp.uint32), *jnp.asarray(header).T)
+        briefs, local = spread(stack([told for _, told in group]), self._mesh)
+        mesh = self._mesh if self._mesh.size > 1 and len(messages) % self._mesh.size == 0 else None
+        outcome = run_clients(self._traced, Work(keys, briefs, local, data), mesh)
         answers, local = jax.tree.map(np.asarray, outcome)
         replies = []
         for i, message in enumerate(messages):

@@ -1,7 +1,7 @@
 """p(y | f): how an outcome depends on a predictor."""
 
 from cavity.likelihoods.bernoulli import BernoulliLogit, BernoulliProbit
-from cavity.likelihoods.categorical import CategoricalLogit
+from cavity.likelihoods.categorical import CategoricalLogit, CategoricalSoftmax
 from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise
 from cavity.likelihoods.poisson import PoissonLog
 
@@ -9,6 +9,7 @@ __all__ = [
     "BernoulliLogit",
     "BernoulliProbit",
     "CategoricalLogit",
+    "CategoricalSoftmax",
     "GaussianNoise",
     "GaussianUnknownNoise",
     "PoissonLog",

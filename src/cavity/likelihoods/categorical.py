@@ -39,10 +39,35 @@ class CategoricalLogit(Likelihood):
         return jnp.exp(self._log_probabilities(f))
 
     def check(self, y: np.ndarray) -> str | None:
-        values = np.unique(y)
-        if not np.isin(values, np.arange(self.num_classes)).all():
-            return (
-                f"the outcome takes the values {values[:5].tolist()}; "
-                f"code the {self.num_classes} classes as 0 to {self.num_classes - 1}"
-            )
-        return None
+        return _check_classes(y, self.num_classes)
+
+
+class CategoricalSoftmax(Likelihood):
+    """p(y = c | f) proportional to exp(f_c), with one predictor per class: the last layer of a network.
+
+    The sum of all predictors is not identified; use `CategoricalLogit` for a regression.
+    """
+
+    num_classes: int = eqx.field(static=True)
+
+    @property
+    def num_predictors(self) -> int:
+        return self.num_classes
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        labels = jnp.broadcast_to(jnp.asarray(y, int), f.shape[:-1])
+        return jnp.take_along_axis(jax.nn.log_softmax(f), labels[..., None], axis=-1)[..., 0]
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return jax.nn.softmax(f)
+
+    def check(self, y: np.ndarray) -> str | None:
+        return _check_classes(y, self.num_classes)
+
+
+def _check_classes(y: np.ndarray, num_classes: int) -> str | None:
+    values = np.unique(y)
+    if not np.isin(values, np.arange(num_classes)).all():
+        seen, last = values[:5].tolist(), num_classes - 1
+        return f"the outcome takes the values {seen}; code the {num_classes} classes as 0 to {last}"
+    return None

@@ -24,8 +24,9 @@ class GaussianNoise(ClosedFormMean):
         return 1
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        z = (y - f[..., 0]) / self.noise_sd
-        return -0.5 * (z**2 + LOG_TWO_PI) - jnp.log(self.noise_sd)
+        noise_sd = self.noise_sd.astype(f.dtype)  # a network stays in single precision
+        z = (y - f[..., 0]) / noise_sd
+        return -0.5 * (z**2 + LOG_TWO_PI) - jnp.log(noise_sd)
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return f[..., 0]

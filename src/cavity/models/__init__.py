@@ -2,6 +2,7 @@
 
 from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
 from cavity.models.function import FunctionModel, function_model
+from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
 from cavity.models.regression import (
     Regression,
     linear_regression,
@@ -12,6 +13,7 @@ from cavity.models.regression import (
 )
 
 __all__ = [
+    "MLP",
     "BernoulliShare",
     "CategoricalShares",
     "FunctionModel",
@@ -20,6 +22,8 @@ __all__ = [
     "function_model",
     "linear_regression",
     "logistic_regression",
+    "mlp_classifier",
+    "mlp_regression",
     "poisson_regression",
     "probit_regression",
     "softmax_regression",

@@ -17,7 +17,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import PredictiveModel
-from cavity.models.prediction import DEFAULT_DRAWS, Prediction
+from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 from cavity.models.regression import gaussian_prior
 
 
@@ -71,8 +71,7 @@ class FunctionModel(PredictiveModel):
         predictor = self.predictor
         draws = posterior.sample(key, (num_draws or DEFAULT_DRAWS,))
         outcomes = jax.vmap(lambda theta: predictor(self.parameters(theta), x))(draws)
-        lower, upper = jnp.quantile(outcomes, jnp.array([0.05, 0.95]), axis=0)
-        return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
+        return prediction_from_draws(outcomes)
 
 
 def _numeric_leaf(path: Any, leaf: Any) -> np.ndarray:

@@ -45,6 +45,11 @@ def predict_from_predictor(
         return _by_closed_form(likelihood, mean, covariance[..., 0, 0])
     noise = jax.random.normal(key, (num_draws or DEFAULT_DRAWS, *mean.shape), mean.dtype)
     outcomes = likelihood.mean(mean + jnp.einsum("nkl,snl->snk", jnp.linalg.cholesky(covariance), noise))
+    return prediction_from_draws(outcomes)
+
+
+def prediction_from_draws(outcomes: Float[Array, "s n ..."]) -> Prediction:
+    """The moments and quantiles of draws of the expected outcome."""
     lower, upper = jnp.quantile(outcomes, jnp.array([0.05, 0.95]), axis=0)
     return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
 

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.checks import numeric_matrix, numeric_vector
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
-from cavity.distributions.gaussian import Gaussian, split
+from cavity.distributions.gaussian import Gaussian, row_roots, split
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel
+from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PredictorDraws
 from cavity.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -31,7 +32,7 @@ from cavity.models.prediction import Prediction, predict_from_predictor
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
 
 
-class Regression(LinearModel, ConjugateModel, PredictiveModel):
+class Regression(LinearModel, PredictorDraws, ConjugateModel, PredictiveModel):
     """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
 
     Attributes:
@@ -81,6 +82,12 @@ class Regression(LinearModel, ConjugateModel, PredictiveModel):
         designs, y = self.designs(batch)
         f = jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1)
         return self.likelihood.log_prob(f, y)
+
+    def draw_predictor(self, key: PRNGKeyArray, q: Gaussian, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        designs, y = self.designs(batch)
+        mean, covariance = q.map_moments(designs)
+        noise = jax.random.normal(key, mean.shape, mean.dtype)
+        return mean + jnp.einsum("nkl,nl->nk", row_roots(covariance), noise), y
 
     @property
     def is_conjugate(self) -> bool:

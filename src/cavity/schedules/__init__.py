@@ -1,6 +1,16 @@
 """Who works when."""
 
+from cavity.schedules.asynchronous import Asynchronous
+from cavity.schedules.sampled import SampledCount, SampledShare
 from cavity.schedules.sequential import Sequential, SequentialLargestFirst, SequentialShuffled
 from cavity.schedules.synchronous import Synchronous
 
-__all__ = ["Sequential", "SequentialLargestFirst", "SequentialShuffled", "Synchronous"]
+__all__ = [
+    "Asynchronous",
+    "SampledCount",
+    "SampledShare",
+    "Sequential",
+    "SequentialLargestFirst",
+    "SequentialShuffled",
+    "Synchronous",
+]

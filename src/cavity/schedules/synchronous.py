@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import PyTree
@@ -12,6 +13,8 @@ from cavity.interfaces import Plan, Schedule
 
 class Synchronous(Schedule):
     """All clients at once; a round is one exchange with each."""
+
+    everybody_together: ClassVar[bool] = True
 
     def init(self, names: Sequence[str]) -> PyTree:
         return None

@@ -1,5 +1,5 @@
 """What the server does with replies."""
 
-from cavity.server.damping import Adaptive, Fixed, one_over
+from cavity.server.damping import Adaptive, Fixed, Stale, one_over
 
-__all__ = ["Adaptive", "Fixed", "one_over"]
+__all__ = ["Adaptive", "Fixed", "Stale", "one_over"]

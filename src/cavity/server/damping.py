@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-import numpy as np
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from cavity.errors import CavityError
@@ -26,11 +26,11 @@ class Fixed(Damping):
         if not 0 < self.exponent <= 1:
             raise CavityError(f"a damping exponent lies in (0, 1]; {self.exponent} does not")
 
-    def init(self, num_clients: int) -> PyTree:
+    def init(self) -> PyTree:
         return None
 
-    def choose(self, state: PyTree, residuals: np.ndarray, staleness: np.ndarray) -> tuple[np.ndarray, PyTree]:
-        return np.full(len(residuals), self.exponent), state
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        return jnp.full(len(staleness), self.exponent), state
 
     def backed_off(self, state: PyTree) -> PyTree:
         return state
@@ -42,28 +42,24 @@ def one_over(num_clients: int) -> Fixed:
 
 
 class AdaptiveState(eqx.Module):
-    """The exponent in force, and the residuals by which it is judged.
+    """The exponent in force, and what it is judged by.
 
     Attributes:
         exponent: of the next delta.
-        previous: the sum of residuals over the last whole round.
-        total: the sum so far in this round.
-        replies: how many replies it has so far.
-        num_clients: how many make a round.
+        previous: the sum of all members' residuals at the end of the last round.
+        replies: how many replies this round has so far.
     """
 
-    exponent: float
-    previous: float
-    total: float
-    replies: int
-    num_clients: int
+    exponent: Any
+    previous: Any
+    replies: Any
 
 
 class Adaptive(Damping):
     """Start at 1, back off when the residual grows or the product is improper, recover after.
 
-    Residuals are summed over rounds (as many replies as there are clients) and compared from round to round, so
-    that one client's turn in a sequential pass is not mistaken for a trend.
+    The last residuals of all members are summed, and compared from round to round (as many replies as there are
+    members): who happens to reply, in a sequential pass or asynchronously, is not mistaken for a trend.
 
     Attributes:
         smallest: the residual alone never drives the exponent below this.
@@ -73,20 +69,37 @@ class Adaptive(Damping):
     smallest: float = 0.05
     recovery: float = 1.25
 
-    def init(self, num_clients: int) -> AdaptiveState:
-        return AdaptiveState(1.0, float("inf"), 0.0, 0, num_clients)
+    def init(self) -> AdaptiveState:
+        return AdaptiveState(1.0, float("inf"), 0)
 
-    def choose(self, state: AdaptiveState, residuals: np.ndarray, staleness: np.ndarray) -> tuple[Any, AdaptiveState]:
-        total, replies = state.total + float(np.sum(residuals)), state.replies + len(residuals)
-        if replies < state.num_clients:
-            state = replace(state, total=total, replies=replies)
-        elif total > state.previous:
-            exponent = max(state.exponent / 2, min(state.exponent, self.smallest))
-            state = AdaptiveState(exponent, total, 0.0, 0, state.num_clients)
-        else:
-            exponent = min(state.exponent * self.recovery, 1.0)
-            state = AdaptiveState(exponent, total, 0.0, 0, state.num_clients)
-        return np.full(len(residuals), state.exponent), state
+    def choose(self, state: AdaptiveState, residuals: Any, staleness: Any) -> tuple[Any, AdaptiveState]:
+        total, replies = jnp.sum(residuals), state.replies + len(staleness)
+        whole = replies >= len(residuals)
+        halved = jnp.maximum(state.exponent / 2, jnp.minimum(state.exponent, self.smallest))
+        recovered = jnp.minimum(state.exponent * self.recovery, 1.0)
+        judged = jnp.where(total > state.previous, halved, recovered)
+        exponent = jnp.where(whole, judged, state.exponent)
+        previous = jnp.where(whole, total, state.previous)
+        return jnp.full(len(staleness), exponent), AdaptiveState(exponent, previous, jnp.where(whole, 0, replies))
 
     def backed_off(self, state: AdaptiveState) -> AdaptiveState:
         return replace(state, exponent=state.exponent / 2)
+
+
+class Stale(Damping):
+    """Another damping's exponents, weakened by age: exponent / (1 + versions since the posterior was read).
+
+    Replies of an asynchronous run answer posteriors that others have changed since.
+    """
+
+    fresh: Damping
+
+    def init(self) -> PyTree:
+        return self.fresh.init()
+
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        exponents, state = self.fresh.choose(state, residuals, staleness)
+        return exponents / (1.0 + staleness), state
+
+    def backed_off(self, state: PyTree) -> PyTree:
+        return self.fresh.backed_off(state)

@@ -1,7 +1,9 @@
 """The client's inner problem."""
 
 from cavity.solvers.conjugate import Conjugate
-from cavity.solvers.gradient import NaturalParameterDescent
+from cavity.solvers.gradient import Gradient
+from cavity.solvers.lbfgs import LBFGS
 from cavity.solvers.natural_gradient import NaturalGradient
+from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
-__all__ = ["Conjugate", "NaturalGradient", "NaturalParameterDescent"]
+__all__ = ["LBFGS", "Conjugate", "Gradient", "NaturalGradient", "StochasticNaturalGradient"]

@@ -33,6 +33,10 @@ class Conjugate(Solver):
         if not (isinstance(loss, NegativeLogLikelihood) and isinstance(divergence, KL)):
             raise UnsuitableError("the conjugate solver needs the negative log likelihood and KL")
 
+    @property
+    def fixed_steps(self) -> int | None:
+        return 0
+
     def init(self, problem: Problem) -> ConjugateState:
         assert isinstance(problem.model, ConjugateModel)
         return ConjugateState(*problem.model.likelihood_factor(problem.data))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import Gaussian, row_roots
 from cavity.errors import UnsuitableError
 from cavity.interfaces import LinearModel, Loss, Model, Problem
 
@@ -61,13 +61,6 @@ def normal_nodes(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([whitened, -whitened]), np.full(2 * half, 0.5 / half)
 
 
-def _cholesky(covariance: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
-    """A root of each row's covariance; the floor keeps derivatives finite where a row of zeros has none."""
-    size = covariance.shape[-1]
-    covariance = covariance + jnp.finfo(covariance.dtype).eps ** 2 * jnp.eye(size, dtype=covariance.dtype)
-    return jnp.sqrt(covariance) if size == 1 else jnp.linalg.cholesky(covariance)
-
-
 class PredictorQuadrature(Expectation):
     """For models with few linear predictors per row: an integral over f, not over theta."""
 
@@ -81,7 +74,7 @@ class PredictorQuadrature(Expectation):
     def _value(self, problem: Problem, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any):
         assert isinstance(problem.model, LinearModel)
         nodes, weights = normal_nodes(mean.shape[-1])
-        spread = _cholesky(covariance)
+        spread = row_roots(covariance)
         f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))
         losses = problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
         return jnp.asarray(problem.data.weight) @ (losses @ jnp.asarray(weights, mean.dtype))

@@ -1,11 +1,16 @@
-"""Gradient descent on the natural parameters, by any optax optimiser, on the deterministic objective.
+"""Gradient descent on the local objective by any optax optimiser, with mini-batches and Monte Carlo samples.
 
-With one step of plain descent and a synchronous schedule this is global VI (PVI, property 3.1).
+    minimise  (N / B) * sum over a batch of B rows of E_q[loss]  +  divergence(q : cavity)
+
+The divergence is in closed form. With plain descent in natural coordinates, no noise, all rows and one step, a
+synchronous schedule is global VI (PVI, property 3.1).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,54 +18,141 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.distributions.gaussian import Gaussian
-from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
-from cavity.solvers.expectations import default_expectation
+from cavity.errors import CavityError, UnsuitableError
+from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, Solution, Solver
+from cavity.solvers.coordinates import Coordinates, MomentCoordinates
+from cavity.solvers.estimators import Estimator, LocalDraws, ParameterDraws
+from cavity.solvers.leaves import as_count, as_number
+from cavity.solvers.plateau import Plateau
 
-if TYPE_CHECKING:
-    import optax
+
+def mini_batch(key: PRNGKeyArray, data: Data, size: int) -> Data:
+    """`size` rows drawn with replacement from the true rows, weighted so that sums over them are unbiased.
+
+    Only the true number of rows enters, so padding does not change the draw.
+    """
+    places = jax.random.randint(key, (size,), 0, data.num_rows)
+    batch = jax.tree.map(lambda leaf: leaf[places], data.batch)
+    weight = data.weight[places]
+    return Data(batch, weight * (data.num_rows.astype(weight.dtype) / size), jnp.asarray(size))
 
 
 class GradientState(eqx.Module):
-    """The current member, the optimiser's state, and E[loss] under the start."""
+    """Where the descent stands.
 
-    q: Any
+    Attributes:
+        coordinates: the current member.
+        optimiser: the optimiser's state.
+        plateau: what the stopping rule remembers.
+        initial_loss: an estimate of E[loss] under the problem's start, on the first batch; NaN before the first step,
+            and where the descent starts elsewhere.
+        steps: steps taken.
+    """
+
+    coordinates: PyTree
     optimiser: PyTree
+    plateau: PyTree
     initial_loss: Float[Array, ""]
     steps: Int[Array, ""]
 
 
-class NaturalParameterDescent(Solver):
-    """`num_steps` steps of an optax optimiser on eta, for Gaussian families; any divergence with an objective.
+class Gradient(Solver):
+    """Stochastic gradient descent for Gaussian families; any loss, any divergence with an objective.
 
     Attributes:
-        optimiser: an optax gradient transformation, such as `optax.sgd(1e-3)`.
-        num_steps: how many steps; there is no other stopping rule.
+        optimiser: a function that makes an optax gradient transformation from a step size, such as `optax.adam`. It is
+            known by its identity: define your own once, and not in each turn of a sweep.
+        step_size: what the optimiser is made with.
+        num_steps: at most so many steps.
+        batch_size: rows per step; None takes all.
+        estimator: of the expected loss; None takes local reparameterisation where the model can, else draws of theta.
+        coordinates: what the optimiser changes.
+        plateau: a convergence test; None takes all `num_steps`.
+        initial_sd: start each solve from the posterior's mean with this standard deviation, not from the posterior.
+            Early stopping on the expected loss needs a tight start (PVI, section 5.3.1).
     """
 
-    optimiser: optax.GradientTransformation = eqx.field(static=True)
-    num_steps: int = eqx.field(static=True, default=1)
+    optimiser: Callable[[Any], Any] = eqx.field(static=True)
+    step_size: Float[Array, ""] = eqx.field(converter=as_number)
+    num_steps: Int[Array, ""] = eqx.field(converter=as_count, default=1000)
+    batch_size: int | None = eqx.field(static=True, default=128)
+    estimator: Estimator | None = None
+    coordinates: Coordinates = MomentCoordinates()
+    plateau: Plateau | None = None
+    initial_sd: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
+
+    def __check_init__(self) -> None:
+        if not callable(self.optimiser):
+            raise CavityError("the optimiser is a function of the step size, such as optax.adam, not what it returns")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise CavityError(f"batch_size must be at least 1, not {self.batch_size}; None takes all rows")
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         if not isinstance(model.prior, Gaussian):
-            raise UnsuitableError(f"this solver needs a Gaussian family; the prior is {type(model.prior).__name__}")
-        default_expectation(model).check(model, loss)
+            raise UnsuitableError(f"gradient descent needs a Gaussian family, not {type(model.prior).__name__}")
+        self._estimator(model).check(model, loss)
+
+    def _estimator(self, model: Model) -> Estimator:
+        if self.estimator is not None:
+            return self.estimator
+        return LocalDraws() if isinstance(model, PredictorDraws) else ParameterDraws()
+
+    def _expected_loss(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
+        batch_key, draw_key = jax.random.split(key)
+        data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
+        return self._estimator(problem.model)(draw_key, replace(problem, data=data), q)
+
+    def _optimiser(self, coordinates: PyTree) -> Any:
+        # in the precision of what it changes, which a step size in double precision would promote
+        return self.optimiser(self.step_size.astype(jax.tree.leaves(coordinates)[0].dtype))
+
+    @property
+    def fixed_steps(self) -> int | None:
+        return None if self.plateau is not None else int(self.num_steps)
 
     def init(self, problem: Problem) -> GradientState:
-        loss = default_expectation(problem.model).value(problem, problem.start)
-        return GradientState(problem.start, self.optimiser.init(problem.start), loss, jnp.asarray(0))
+        start = problem.start
+        if self.initial_sd is not None:
+            scale, below = start.root
+            none_below = None if below is None else jnp.zeros_like(below)
+            start = start.from_root(start.mean, jnp.full_like(scale, self.initial_sd), none_below)
+        coordinates = self.coordinates.of(start)
+        return GradientState(
+            coordinates=coordinates,
+            optimiser=self._optimiser(coordinates).init(coordinates),
+            plateau=None if self.plateau is None else self.plateau.init(start.mean.dtype),
+            initial_loss=jnp.full((), jnp.nan, start.mean.dtype),
+            steps=jnp.asarray(0),
+        )
 
     def step(self, key: PRNGKeyArray, problem: Problem, state: GradientState) -> GradientState:
-        def objective(q: Gaussian) -> Float[Array, ""]:
-            expected = default_expectation(problem.model).value(problem, q)
-            return expected + problem.divergence.objective(q, problem.cavity)
+        def objective(coordinates: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
+            q = self.coordinates.member(coordinates, problem.start)
+            loss = self._expected_loss(key, problem, q)
+            return loss + problem.divergence.objective(q, problem.cavity), loss
 
-        updates, optimiser = self.optimiser.update(jax.grad(objective)(state.q), state.optimiser, state.q)
-        moved = jax.tree.map(jnp.add, state.q, updates)
-        return GradientState(moved, optimiser, state.initial_loss, state.steps + 1)
+        (value, loss), gradient = jax.value_and_grad(objective, has_aux=True)(state.coordinates)
+        updates, optimiser = self._optimiser(gradient).update(gradient, state.optimiser, state.coordinates)
+        # the first step starts from the problem's start, unless that was tightened
+        is_start = (state.steps == 0) & (self.initial_sd is None)
+        initial_loss = jnp.where(is_start, loss, state.initial_loss)
+        return GradientState(
+            coordinates=jax.tree.map(jnp.add, state.coordinates, updates),
+            optimiser=optimiser,
+            plateau=None if self.plateau is None else self.plateau.update(state.plateau, value, loss),
+            initial_loss=initial_loss,
+            steps=state.steps + 1,
+        )
 
     def done(self, state: GradientState) -> Bool[Array, ""]:
-        return state.steps >= self.num_steps
+        spent = state.steps >= self.num_steps
+        return spent if self.plateau is None else spent | self.plateau.reached(state.plateau)
 
     def result(self, problem: Problem, state: GradientState) -> Solution:
-        return Solution(state.q, state.initial_loss, state.steps, jnp.asarray(False))
+        reached = jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau)
+        return Solution(
+            tilted=self.coordinates.member(state.coordinates, problem.start),
+            expected_loss=state.initial_loss,
+            steps=state.steps,
+            converged=reached,
+        )

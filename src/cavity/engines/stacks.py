@@ -1,0 +1,77 @@
+"""Clients' data as few large arrays: padded, in buckets of similar size, spread over the devices that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from cavity.interfaces import Data
+
+AXIS = "clients"
+FEW_ROWS = 4096
+
+
+def pad(data: Data, length: int) -> Data:
+    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there)."""
+    extra = length - len(data.weight)
+
+    def lengthen(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)])
+
+    weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
+    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows)
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """One tree with a leading axis; on the host, so that the next step decides about devices and precision."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def stack_padded(clients: Sequence[Data]) -> Data:
+    """Several clients' data as one, each padded to the longest."""
+    longest = max(len(data.weight) for data in clients)
+    return stack([pad(data, longest) for data in clients])
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Clients of similar size, and their stacked data on the devices."""
+
+    names: tuple[str, ...]
+    data: Data
+
+
+def buckets(clients: Mapping[str, Data], mesh: Mesh) -> list[Bucket]:
+    """Clients of similar size together, in the order given: none is padded to more than twice its rows.
+
+    Few rows in all stay together however unlike their clients are: to compile another program would take longer.
+    """
+    sizes = {name: len(data.weight) for name, data in clients.items()}
+    groups: list[list[str]] = []
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        largest, padded = (sizes[groups[-1][0]], len(groups[-1]) + 1) if groups else (0, 0)
+        if groups and (2 * sizes[name] >= largest or padded * largest <= FEW_ROWS):
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    together = [[name for name in clients if name in group] for group in map(set, groups)]
+    return [Bucket(tuple(names), spread(stack_padded([clients[name] for name in names]), mesh)) for names in together]
+
+
+def device_mesh() -> Mesh:
+    """All devices of this process in a row."""
+    return Mesh(np.array(jax.devices()), (AXIS,))
+
+
+def spread(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Put a stack on the devices: split over clients where their number allows, whole on the first one otherwise."""
+    leaves = jax.tree.leaves(tree)
+    if mesh.size > 1 and leaves and leaves[0].shape[0] % mesh.size == 0:
+        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
+    return jax.tree.map(jnp.asarray, tree)

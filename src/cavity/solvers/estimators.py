@@ -1,0 +1,85 @@
+"""Unbiased estimates of E_q[loss], summed over the rows of a batch: what gradient descent differentiates.
+
+Each is a mean over Monte Carlo samples and a sum over rows, so its expectation depends neither on the number of samples
+nor on how the rows are batched.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cavity.errors import UnsuitableError
+from cavity.interfaces import Loss, Model, PredictorDraws, Problem
+from cavity.solvers.expectations import default_expectation
+
+
+class Estimator(eqx.Module):
+    """A differentiable estimate of the expected loss."""
+
+    @abc.abstractmethod
+    def check(self, model: Model, loss: Loss) -> None:
+        """Raise UnsuitableError where the estimator does not apply."""
+
+    @abc.abstractmethod
+    def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
+        """An unbiased estimate of E_q[sum of weight * loss] over `problem.data`."""
+
+
+def weighted_sum(problem: Problem, losses: Float[Array, " n"]) -> Float[Array, ""]:
+    """Over the rows, in the losses' own precision: weights in double precision do not promote a network."""
+    return losses @ problem.data.weight.astype(losses.dtype)
+
+
+class Exact(Estimator):
+    """No noise: quadrature over the linear predictor, or fixed nodes in theta."""
+
+    def check(self, model: Model, loss: Loss) -> None:
+        default_expectation(model).check(model, loss)
+
+    def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
+        return default_expectation(problem.model).value(problem, q)
+
+
+class ParameterDraws(Estimator):
+    """theta_s = mu + L noise_s, one draw for all rows of the batch."""
+
+    num_samples: int = eqx.field(static=True, default=1)
+
+    def check(self, model: Model, loss: Loss) -> None:
+        return None
+
+    def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
+        theta = q.reparameterise(jax.random.normal(key, (self.num_samples, q.dimension), q.mean.dtype))
+        losses = jax.vmap(lambda t: problem.loss(problem.model, t, problem.data.batch))(theta)
+        return weighted_sum(problem, jnp.mean(losses, axis=0))
+
+
+class LocalDraws(Estimator):
+    """Local reparameterisation: draws of what a row sees, independent between rows, which has less variance."""
+
+    num_samples: int = eqx.field(static=True, default=1)
+
+    def check(self, model: Model, loss: Loss) -> None:
+        if not isinstance(model, PredictorDraws):
+            raise UnsuitableError(
+                f"local reparameterisation needs a model that draws its predictors; {type(model).__name__} does not. "
+                "Use ParameterDraws"
+            )
+
+    def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
+        model = problem.model
+        assert isinstance(model, PredictorDraws)
+
+        def one(key: PRNGKeyArray) -> Float[Array, " n"]:
+            f, y = model.draw_predictor(key, q, problem.data.batch)
+            return problem.loss.of_predictor(model.likelihood, f, y)
+
+        keys = jax.random.split(key, self.num_samples)
+        losses = one(key)[None] if self.num_samples == 1 else jax.vmap(one)(keys)
+        return weighted_sum(problem, jnp.mean(losses, axis=0))

@@ -1,0 +1,87 @@
+"""L-BFGS on the deterministic objective: for smooth problems whose Hessian is too large to form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from cavity.distributions.gaussian import Gaussian
+from cavity.errors import UnsuitableError
+from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.solvers.coordinates import Coordinates, MomentCoordinates
+from cavity.solvers.expectations import default_expectation
+from cavity.solvers.leaves import as_count, as_number
+
+
+class LBFGSState(eqx.Module):
+    """Where the descent stands; `slope` is the largest entry of the gradient."""
+
+    coordinates: PyTree
+    optimiser: PyTree
+    initial_loss: Float[Array, ""]
+    slope: Float[Array, ""]
+    steps: Int[Array, ""]
+
+
+class LBFGS(Solver):
+    """Limited-memory BFGS with a zoom line search, all rows in each step; any divergence with an objective.
+
+    Attributes:
+        tolerance: stop when no entry of the gradient exceeds this, in nats per unit of a coordinate; None is 1e-6,
+            or 1e-2 in single precision.
+        max_steps: stop after so many steps.
+        memory: how many past gradients are kept.
+        coordinates: what is optimised.
+    """
+
+    tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
+    max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=200)
+    memory: int = eqx.field(static=True, default=20)
+    coordinates: Coordinates = MomentCoordinates()
+
+    def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
+        if not isinstance(model.prior, Gaussian):
+            raise UnsuitableError(f"L-BFGS needs a Gaussian family, not {type(model.prior).__name__}")
+        default_expectation(model).check(model, loss)
+
+    def _optimiser(self) -> Any:
+        import optax
+
+        return optax.lbfgs(memory_size=self.memory)
+
+    def init(self, problem: Problem) -> LBFGSState:
+        coordinates = self.coordinates.of(problem.start)
+        loss = default_expectation(problem.model).value(problem, problem.start)
+        slope = jnp.full((), jnp.inf, loss.dtype)
+        return LBFGSState(coordinates, self._optimiser().init(coordinates), loss, slope, jnp.asarray(0))
+
+    def step(self, key: PRNGKeyArray, problem: Problem, state: LBFGSState) -> LBFGSState:
+        import optax
+
+        def objective(coordinates: PyTree) -> Float[Array, ""]:
+            q = self.coordinates.member(coordinates, problem.start)
+            expected = default_expectation(problem.model).value(problem, q)
+            return expected + problem.divergence.objective(q, problem.cavity)
+
+        value, gradient = optax.value_and_grad_from_state(objective)(state.coordinates, state=state.optimiser)
+        updates, optimiser = self._optimiser().update(
+            gradient, state.optimiser, state.coordinates, value=value, grad=gradient, value_fn=objective
+        )
+        slope = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))
+        moved = jax.tree.map(jnp.add, state.coordinates, updates)
+        return LBFGSState(moved, optimiser, state.initial_loss, slope, state.steps + 1)
+
+    def _small(self, state: LBFGSState) -> Bool[Array, ""]:
+        default = 1e-6 if state.slope.dtype == jnp.float64 else 1e-2
+        return state.slope < (default if self.tolerance is None else self.tolerance)
+
+    def done(self, state: LBFGSState) -> Bool[Array, ""]:
+        return self._small(state) | (state.steps >= self.max_steps)
+
+    def result(self, problem: Problem, state: LBFGSState) -> Solution:
+        tilted = self.coordinates.member(state.coordinates, problem.start)
+        return Solution(tilted, state.initial_loss, state.steps, self._small(state))
