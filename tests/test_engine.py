@@ -16,7 +16,7 @@ from cavity.engines.local import LocalEngine
 from cavity.engines.stacks import pad
 from cavity.interfaces import Damping, Model, RowAlgorithm, Solution, Solver
 from cavity.server import Fixed
-from cavity.solvers import NaturalGradient
+from cavity.solvers import FixedPoint, NaturalGradient
 from cavity.state import ClientState
 from tests import scenarios
 from tests.contracts.faults import World, distance
@@ -291,7 +291,7 @@ def test_one_compilation_per_shape():
     [
         [{"damping": Fixed(exponent)} for exponent in (0.3, 0.5, 1.0)],
         [{"solver": NaturalGradient(tolerance=tolerance)} for tolerance in (1e-2, 1e-6, 1e-10)],
-        [{"solver": NaturalGradient(tolerance=1e-9, step_size=size)} for size in (1.0, 0.5)],
+        [{"solver": FixedPoint(size)} for size in (1.0, 0.5)],
     ],
     ids=["damping", "tolerance", "step size"],
 )

@@ -29,7 +29,7 @@ from cavity.models import (
 )
 from cavity.schedules import Sequential, SequentialLargestFirst, SequentialShuffled, Synchronous
 from cavity.server import Fixed
-from cavity.solvers import NaturalGradient
+from cavity.solvers import FixedPoint
 from tests import scenarios
 from tests.contracts.solver import natural_descent
 
@@ -294,7 +294,7 @@ ROWS = len(FITTED.y)
 
 RATE, RHO, NUM_ROUNDS = 2e-4, 0.4, 3
 DESCENT = natural_descent(RATE)
-FIXED_POINT = NaturalGradient(step_size=RHO, max_steps=1, line_search=False, newton=False)
+FIXED_POINT = FixedPoint(RHO, max_steps=1, newton=False)
 DESIGN = jnp.asarray(FITTED.design[:, 0])
 
 

@@ -21,7 +21,7 @@ from cavity.models import (
     probit_regression,
     softmax_regression,
 )
-from cavity.solvers import Conjugate, NaturalGradient
+from cavity.solvers import Conjugate, FixedPoint, NaturalGradient
 from cavity.solvers.default import default_solver
 from cavity.solvers.expectations import PredictorQuadrature, ThetaNodes, default_expectation, normal_nodes
 from tests import scenarios
@@ -32,7 +32,7 @@ CASES = {
     "conjugate": (Conjugate(), FullGaussian),
     "natural gradient": (NaturalGradient(), FullGaussian),
     "natural gradient, mean field": (NaturalGradient(), DiagonalGaussian),
-    "no line search": (NaturalGradient(line_search=False), FullGaussian),
+    "fixed point": (FixedPoint(), FullGaussian),
     "nodes in theta": (NaturalGradient(expectation=ThetaNodes()), FullGaussian),
     "descent": (DESCENT, FullGaussian),
     "descent, mean field": (DESCENT, DiagonalGaussian),
@@ -50,9 +50,10 @@ def test_contract(case):
 
 
 def test_numbers_do_not_recompile():
-    plain = {"tolerance": 1e-6, "step_size": 1.0, "max_steps": 100}
-    sweep = [plain | change for change in ({}, {"tolerance": 1e-9}, {"step_size": 0.5}, {"max_steps": 10})]
+    plain = {"tolerance": 1e-6, "max_steps": 100}
+    sweep = [plain | change for change in ({}, {"tolerance": 1e-9}, {"max_steps": 10})]
     contract.check_no_recompilation(*(NaturalGradient(**numbers) for numbers in sweep))
+    contract.check_no_recompilation(*(FixedPoint(rho, **numbers) for rho in (1.0, 0.5) for numbers in sweep))
 
 
 def problem(scenario, model, cavity=None, start=None) -> Problem:
@@ -123,7 +124,7 @@ def test_one_step_is_equation_four(rho):
     model = built(scenario, logistic_regression, FullGaussian)
     start = FullGaussian.from_moments(jnp.array([0.1, 0.4, -0.2]), 0.04 * jnp.eye(3))
     this = problem(scenario, model, start=start)
-    solver = NaturalGradient(step_size=rho, max_steps=1, line_search=False)
+    solver = FixedPoint(rho, max_steps=1)
     tilted = contract.solved(solver, this).tilted
     _, slope, bend = scenarios.expected_loss(scenario, np.asarray(start.mean), np.asarray(start.covariance))
     hessian = 2 * bend
@@ -167,7 +168,7 @@ def test_small_steps_are_not_taken_for_convergence():
     """The tolerance is on the undamped step, so a tenth of it ends as near to the optimum."""
     scenario = scenarios.logistic()
     this = problem(scenario, built(scenario, logistic_regression, FullGaussian))
-    solution = contract.solved(NaturalGradient(step_size=0.1, line_search=False, max_steps=1000), this)
+    solution = contract.solved(FixedPoint(0.1, max_steps=1000), this)
     assert bool(solution.converged)
     assert distance(solution.tilted, scenarios.gaussian_optimum(scenario, mean_field=False)) < 1e-9
 

@@ -25,13 +25,19 @@ from jaxtyping import PyTree
 
 from cavity import ledger, wire
 from cavity.interfaces import Algorithm, BlockRound, Engine, Schedule
+from cavity.progress import Stopwatch, Watcher
 from cavity.state import ServerState
 
 logger = logging.getLogger("cavity")
 
 Record = dict[str, Any]
 Observer = Callable[[Record, ServerState], None]
+Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
 MAX_IDLE_TURNS = 100  # turns without one accepted reply before the loop gives up
+
+
+def _nobody(visits: int, new_replies: int) -> None:
+    """Listens to nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +82,25 @@ def run(
     checkpoint: Callable[[ServerState, list[Record]], None] | None = None,
     checkpoint_seconds: float = 5.0,
     rounds_per_block: int = 1,
+    progress: Watcher | None = None,
 ) -> tuple[ServerState, list[Record], str]:
     """Run rounds until `stopping` says so; returns the server, the whole history, and why it stopped.
 
-    Metrics, observers, the stopping rule and checkpoints come after every `rounds_per_block` rounds.
+    Metrics, observers, the stopping rule and checkpoints come after every `rounds_per_block` rounds; `progress` is
+    told of every batch of replies.
     """
     history, last_checkpoint = list(history), time.monotonic()
+    stopwatch = Stopwatch(progress, stopping.rounds)
     server = ledger.abandon(server, server.names)  # nothing is outstanding in an engine that has just started
     while (reason := stopping.reason(history)) is None:
         size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.everybody_together else 1
-        server, records = run_rounds(algorithm, engine, schedule, server, size)
+        stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
+        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.heard)
         for name, metric in (metrics or {}).items():
             records[-1][name] = float(metric(server.posterior))
         for record in records:
             before = history[-1] if history else {}
-            for total in ("communications", "bytes", "seconds"):
+            for total in {"communications", "bytes", "seconds", "virtual_seconds"} & record.keys():
                 record[total] += before.get(total, 0)
             history.append({"round": len(history) + 1} | record)
             for observer in observers:
@@ -104,7 +114,12 @@ def run(
 
 
 def run_rounds(
-    algorithm: Algorithm, engine: Engine, schedule: Schedule, server: ServerState, num_rounds: int
+    algorithm: Algorithm,
+    engine: Engine,
+    schedule: Schedule,
+    server: ServerState,
+    num_rounds: int,
+    heard: Heard = _nobody,
 ) -> tuple[ServerState, list[Record]]:
     """Some rounds with nothing due in between: as one block where the engine can, else one after the other."""
     began, records = time.perf_counter(), []
@@ -112,9 +127,13 @@ def run_rounds(
     if advanced is not None:
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
-        records = [_record_of(server, said, i - len(rounds) + 1, seconds) for i, said in enumerate(rounds)]
+        records = [_record_of(server, rounds[i], i - len(rounds) + 1, seconds) for i in range(len(rounds))]
+        heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds:
-        server, record = run_round(algorithm, engine, schedule, server)
+        before = len(records) * schedule.visits_per_round(len(server.clients))
+        server, record = run_round(
+            algorithm, engine, schedule, server, lambda visits, new, before=before: heard(before + visits, new)
+        )
         records.append(record)
     return server, records
 
@@ -139,10 +158,10 @@ def _record_of(server: ServerState, said: BlockRound, age: int, seconds: float) 
 
 
 def run_round(
-    algorithm: Algorithm, engine: Engine, schedule: Schedule, server: ServerState
+    algorithm: Algorithm, engine: Engine, schedule: Schedule, server: ServerState, heard: Heard = _nobody
 ) -> tuple[ServerState, Record]:
     """One round, and what is to be said of it; communications, bytes and seconds are of this round alone."""
-    began = time.perf_counter()
+    began, virtual_began = time.perf_counter(), engine.virtual_seconds
     visits, num_bytes, idle_turns, accepted, refused = 0, 0, 0, {}, []
     sent = server.posterior
     while visits < schedule.visits_per_round(len(server.clients)):
@@ -153,21 +172,28 @@ def run_round(
         for message in messages:
             engine.submit(message)
         num_bytes += sum(wire.num_bytes(message.brief) for message in messages)
-        received, before = 0, visits
+        received, before, waiting = 0, visits, []
         while received < plan.wait and (replies := engine.collect(plan.wait - received)):
             received += len(replies)
-            server, outcome = ledger.receive(algorithm, server, replies)
+            waiting += replies
+            if algorithm.absorbs_together and received < plan.wait:
+                heard(visits + received, len(replies))
+                continue
+            server, outcome = ledger.receive(algorithm, server, waiting)
             visits += len(outcome.accepted)
             accepted |= outcome.accepted
             refused += outcome.refused
-            num_bytes += sum(wire.num_bytes(reply.answer) for reply in replies)
+            num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting)
+            waiting = []
+            heard(visits, len(replies))
             for name, why in outcome.refused:
                 logger.warning("client %r: its reply was refused: %s", name, why)
         idle_turns = 0 if visits > before else idle_turns + 1
         if idle_turns > MAX_IDLE_TURNS:
             raise RuntimeError(f"no client's reply could be used in {MAX_IDLE_TURNS} turns; the last: {refused[-1:]}")
     reports = [record.report for record in server.clients.values() if record.report is not None]
-    return server, {
+    virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
+    return server, virtual | {
         "version": server.version,
         "residual": float(np.max(list(server.residuals.values()))),  # a NaN counts: max() would overlook it
         "residuals": server.residuals,
@@ -189,7 +215,7 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
     in a sequential one the local terms are a pass apart. NaN before every client has replied once.
     """
     reports = [record.report for record in server.clients.values()]
-    if any(report is None for report in reports) or not hasattr(posterior, "log_partition"):
+    if any(report is None for report in reports) or not hasattr(type(posterior), "log_partition"):
         return float("nan")
     with jax.enable_x64(True):
         log_z = float(posterior.log_partition - server.prior.log_partition)

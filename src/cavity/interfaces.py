@@ -189,6 +189,9 @@ class Loss(eqx.Module):
 class Divergence(eqx.Module):
     """How far q may move from the cavity: non-negative, zero at equality."""
 
+    # a promise: of q, `objective` asks only mean, variance, entropy and cross, which descent has at hand in any form
+    asks_moments_only: ClassVar[bool] = False
+
     @abc.abstractmethod
     def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
         """D(q : p) in nats."""
@@ -281,6 +284,7 @@ class Algorithm(eqx.Module):
 
     model: eqx.AbstractVar[Model]
     solver: eqx.AbstractVar[Solver]
+    absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
 
     @property
     @abc.abstractmethod
@@ -327,6 +331,7 @@ class RowAlgorithm(Algorithm):
     """
 
     damping: eqx.AbstractVar[Damping]
+    absorbs_together: ClassVar[bool] = True  # one that came later would be damped and refused differently
 
     @abc.abstractmethod
     def rebuild(self, prior: Any, rows: Sequence[PyTree] | Stacked) -> Any:
@@ -379,8 +384,11 @@ class ClientSource(abc.ABC):
         """All clients."""
 
     @abc.abstractmethod
-    def load(self, names: Sequence[str]) -> list[Data]:
-        """The data of some clients, as numpy arrays. Called from another thread, one chunk ahead."""
+    def load(self, names: Sequence[str]) -> Sequence[Any]:
+        """The data of some clients, in their order; for `cavity.run` in any form that it takes from a dict.
+
+        Called from another thread, one chunk ahead.
+        """
 
 
 class BlockRound(eqx.Module):
@@ -399,6 +407,9 @@ class BlockRound(eqx.Module):
     report: Report
 
 
+BlockRounds = Sequence[BlockRound] | Stacked
+
+
 class Engine(abc.ABC):
     """Where the clients' halves run."""
 
@@ -408,15 +419,24 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def collect(self, num_replies: int) -> list[Reply]:
-        """Wait for at least so many replies (fewer only if no more can come) and return all that are there."""
+        """Wait for replies, for at most so many, and return all that are there; none only if no more can come."""
 
     @abc.abstractmethod
     def client_states(self) -> dict[str, PyTree]:
         """What the clients keep, for a checkpoint; empty where the clients keep it themselves."""
 
-    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, Sequence[BlockRound]] | None:
+    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
         """A block of synchronous rounds as one program; None where this engine or method cannot.
 
         It ends before a round with a reply that is to be refused, and may so be empty: `submit` and `collect` go on.
         """
         return None
+
+    @property
+    def virtual_seconds(self) -> float | None:
+        """The time in the world that the engine simulates, if it does."""
+        return None
+
+    def close(self) -> None:
+        """End what runs beside the program."""
+        return

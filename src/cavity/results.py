@@ -14,12 +14,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from cavity import diagnostics, federation, ledger, wire
-from cavity.data.clients import prepare_clients
+from cavity.data.clients import Prepared, prepare_clients
 from cavity.engines.local import LocalEngine
+from cavity.engines.streaming import StreamingEngine
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import Data, PredictiveModel, Schedule
+from cavity.interfaces import ClientSource, Data, Engine, PredictiveModel, Schedule
 from cavity.models.prediction import Prediction
+from cavity.progress import ProgressLine, Watcher
 from cavity.schedules import Synchronous
 from cavity.state import ClientState, ServerState
 from cavity.store.directory import CHECKPOINT, RunDirectory
@@ -39,7 +41,7 @@ class Fit:
         history: one record per round.
         stopped: why the run ended: "tolerance" or "rounds".
         schedule: who worked when.
-        clients: the clients' data, where this process has them; None for a fit that was loaded without.
+        clients: the clients' data or their source, where this process has them; None for a fit that was loaded without.
         client_states: what the clients keep to themselves.
     """
 
@@ -48,7 +50,7 @@ class Fit:
     history: list[Record]
     stopped: str
     schedule: Schedule
-    clients: Mapping[str, Data] | None = None
+    clients: Mapping[str, Data] | ClientSource | None = None
     client_states: Mapping[str, ClientState] | None = None
 
     @property
@@ -111,14 +113,18 @@ class Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
         self._needs_clients("withdraw a client")
         server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
-        clients = {key: data for key, data in (self.clients or {}).items() if key != name}
+        clients = self.clients
+        if not isinstance(clients, ClientSource):
+            clients = {key: data for key, data in (clients or {}).items() if key != name}
         states = {key: state for key, state in (self.client_states or {}).items() if key != name}
         fit = replace(self, server=server, clients=clients, client_states=states)
-        return fit.refine(rounds, tolerance) if clients else replace(fit, stopped="tolerance")
+        return fit.refine(rounds, tolerance) if server.clients else replace(fit, stopped="tolerance")
 
     def join(self, name: str, data: PyTree, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Take in a client late: an empty row, and rounds to convergence with it."""
         self._needs_clients("add a client")
+        if isinstance(self.clients, ClientSource):
+            raise CavityError("clients that are streamed come from their source alone; add it there and run again")
         server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
         method = self.algorithm.initial_method(len(server.clients))
         clients = prepare_clients(self.algorithm.model, {**(self.clients or {}), name: data})
@@ -170,7 +176,7 @@ class Fit:
 
 def run(
     algorithm: Any,
-    clients: Mapping[str, PyTree],
+    clients: Mapping[str, PyTree] | ClientSource,
     *,
     schedule: Schedule | None = None,
     rounds: int = 100,
@@ -181,12 +187,17 @@ def run(
     observers: Sequence[Observer] = (),
     directory: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = 5.0,
+    rounds_per_block: int = 1,
+    visit_seconds: Mapping[str, float] | None = None,
+    chunk: int = 256,
+    progress: bool | Watcher = False,
 ) -> Fit:
     """Run a method over clients in this process.
 
     Args:
         algorithm: such as `PVI(model)`.
-        clients: name -> data; for a regression a pair (x, y) or a dict with both.
+        clients: name -> data; for a regression a pair (x, y) or a dict with both. Clients too many to hold come from a
+            `ClientSource`.
         schedule: who works when; None is everybody at once.
         rounds: at the latest after so many rounds.
         tolerance: or when no client's data pull the posterior by more than this, KL(tilted : posterior) in nats.
@@ -196,13 +207,22 @@ def run(
         observers: called after each round with its record and the server's state.
         directory: where to keep checkpoints; `cavity.resume` goes on from there.
         checkpoint_seconds: how much work an interruption may cost; 0 writes one after every round.
+        rounds_per_block: run so many synchronous rounds as one program where that is possible (in double precision);
+            metrics, the stopping rule, observers and checkpoints then come once per block.
+        visit_seconds: virtual seconds that each client takes per visit, to try out an `Asynchronous` schedule; the
+            history then has the virtual time.
+        chunk: how many clients of a source are held at a time.
+        progress: True shows a line with clients per second and the time left; or a function that gets a `Progress`.
 
     Returns:
         The fit.
     """
-    data = prepare_clients(algorithm.model, clients)
+    data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
+    names = _names(data)
+    _check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=rounds_per_block, chunk=chunk)
+    _check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
-    server = federation.open_federation(algorithm, schedule, list(data), seed, held_by_clients=held_by_clients)
+    server = federation.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
     fit = Fit(algorithm, server, [], "rounds", schedule, data)
     return _continue(
         fit,
@@ -211,12 +231,16 @@ def run(
         observers=observers,
         directory=directory,
         checkpoint_seconds=checkpoint_seconds,
+        rounds_per_block=rounds_per_block,
+        visit_seconds=visit_seconds,
+        chunk=chunk,
+        progress=progress,
     )
 
 
 def resume(
     directory: str | os.PathLike[str],
-    clients: Mapping[str, PyTree],
+    clients: Mapping[str, PyTree] | ClientSource,
     *,
     algorithm: Any = None,
     schedule: Schedule | None = None,
@@ -240,7 +264,7 @@ def resume(
         checkpoint_seconds: as in `run`.
     """
     fit = load(directory, algorithm=algorithm, schedule=schedule, clients=clients)
-    missing = set(fit.server.names) ^ set(fit.clients or {})
+    missing = set(fit.server.names) ^ set(_names(fit.clients or {}))
     if missing:
         raise CavityError(
             f"the checkpoint and the data differ in their clients: {', '.join(sorted(missing))}. Give the same "
@@ -261,7 +285,7 @@ def load(
     *,
     algorithm: Any = None,
     schedule: Schedule | None = None,
-    clients: Mapping[str, PyTree] | None = None,
+    clients: Mapping[str, PyTree] | ClientSource | None = None,
 ) -> Fit:
     """A fit from a file that `Fit.save` wrote, or from a run's directory."""
     path = Path(path)
@@ -276,28 +300,67 @@ def load(
     schedule = saved["schedule"] if schedule is None else schedule
     if algorithm is None or schedule is None:
         raise CavityError(f"{path}: it holds parts from outside Cavity; give `algorithm=` and `schedule=` again")
-    data = None if clients is None else prepare_clients(algorithm.model, clients)
+    data = clients
+    if isinstance(clients, Mapping):
+        data = prepare_clients(algorithm.model, clients)
     return Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"])
+
+
+def _names(clients: Mapping[str, Any] | ClientSource) -> list[str]:
+    return list(clients.names if isinstance(clients, ClientSource) else clients)
+
+
+def _check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int) -> None:
+    if not names:
+        raise CavityError("the source has no clients; it must name at least one")
+    if len(set(names)) < len(names):
+        raise CavityError("the source names a client twice; every client needs a name of its own")
+    if isinstance(clients, ClientSource) and held_by_clients:
+        raise CavityError("clients that are streamed keep nothing, so they cannot keep their factors either")
+    for what, value in (("rounds_per_block", rounds_per_block), ("chunk", chunk)):
+        if value < 1:
+            raise CavityError(f"{what} must be at least 1, not {value}")
+
+
+def _check_visit_seconds(names: Sequence[str], clients: Any, visit_seconds: Mapping[str, float] | None) -> None:
+    if visit_seconds is None:
+        return
+    if isinstance(clients, ClientSource):
+        raise CavityError("virtual time is for clients that are held in memory; leave `visit_seconds` out")
+    if unlike := set(names) ^ set(visit_seconds):
+        raise CavityError(f"visit_seconds must name every client and nobody else; see {', '.join(sorted(unlike))}")
+    if not all(seconds > 0 for seconds in visit_seconds.values()):
+        raise CavityError("visit_seconds must be positive")
+
+
+def _engine(fit: Fit, visit_seconds: Mapping[str, float] | None, chunk: int) -> Engine:
+    if fit.clients is None:
+        fit._needs_clients("go on")
+    if isinstance(fit.clients, ClientSource):
+        source = Prepared(fit.algorithm.model, fit.clients)
+        return StreamingEngine(fit.algorithm, source, seed=fit.server.seed, chunk=chunk)
+    return LocalEngine(
+        fit.algorithm,
+        fit.clients or {},
+        seed=fit.server.seed,
+        held_by_clients=fit.server.held_by_clients,
+        states=fit.client_states,
+        seconds=visit_seconds,
+    )
 
 
 def _continue(
     fit: Fit,
     stopping: Stopping,
     *,
-    metrics: Mapping[str, Callable[[Any], float]] | None = None,
-    observers: Sequence[Observer] = (),
     directory: str | os.PathLike[str] | None = None,
-    checkpoint_seconds: float = 5.0,
+    visit_seconds: Mapping[str, float] | None = None,
+    chunk: int = 256,
+    progress: bool | Watcher = False,
+    **options: Any,
 ) -> Fit:
-    if fit.clients is None:
-        fit._needs_clients("go on")
-    engine = LocalEngine(
-        fit.algorithm,
-        fit.clients or {},
-        seed=fit.server.seed,
-        held_by_clients=fit.server.held_by_clients,
-        states=fit.client_states,
-    )
+    """Run on; `options` are those of `federation.run`."""
+    engine = _engine(fit, visit_seconds, chunk)
 
     def finished(server: ServerState, history: list[Record], stopped: str) -> Fit:
         return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
@@ -307,18 +370,20 @@ def _continue(
             stopped = stopping.reason(history) or "rounds"
             RunDirectory(directory).write(_saved(finished(server, history, stopped)), history)
 
-    server, history, stopped = federation.run(
-        fit.algorithm,
-        engine,
-        fit.schedule,
-        fit.server,
-        fit.history,
-        stopping,
-        metrics=metrics,
-        observers=observers,
-        checkpoint=None if directory is None else checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    try:
+        server, history, stopped = federation.run(
+            fit.algorithm,
+            engine,
+            fit.schedule,
+            fit.server,
+            fit.history,
+            stopping,
+            checkpoint=None if directory is None else checkpoint,
+            progress=ProgressLine() if progress is True else progress or None,
+            **options,
+        )
+    finally:
+        engine.close()
     return finished(server, history, stopped)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import CheckpointError
+from cavity.state import Record
 
 FORMAT = 1
 MANIFEST = "manifest"
@@ -87,7 +88,7 @@ def types_in(tree: PyTree) -> set[type]:
     found: set[type] = set()
 
     def walk(node: Any) -> None:
-        if isinstance(node, eqx.Module):
+        if isinstance(node, (eqx.Module, Record)):
             found.add(type(node))
             for field in dataclasses.fields(node):  # pyright: ignore[reportArgumentType]
                 walk(getattr(node, field.name, None))
@@ -113,7 +114,7 @@ def types_beside(tree: PyTree) -> set[type]:
 
 
 def _is_component(cls: type) -> bool:
-    return issubclass(cls, eqx.Module) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    return issubclass(cls, (eqx.Module, Record)) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def num_bytes(tree: PyTree) -> int:
@@ -148,7 +149,7 @@ def _describe(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         if not all(isinstance(key, str) for key, _ in entries):
             raise TypeError(f"only dicts with string keys can be written; at {path or 'the root'}")
         return {"dict": entries}
-    if isinstance(node, eqx.Module):
+    if isinstance(node, (eqx.Module, Record)):
         fields = {
             field.name: _describe(getattr(node, field.name), f"{path}/{field.name}", arrays)
             for field in dataclasses.fields(node)  # pyright: ignore[reportArgumentType]
@@ -202,6 +203,6 @@ def _cavity_type(name: str) -> Any:
         cls = getattr(importlib.import_module(module), qualified)
     except (ImportError, AttributeError):
         raise CheckpointError(f"it holds a {name}, which this version of Cavity does not know") from None
-    if not (isinstance(cls, type) and issubclass(cls, eqx.Module)):
+    if not (isinstance(cls, type) and issubclass(cls, (eqx.Module, Record))):
         raise CheckpointError(f"{name} is not a component of Cavity")
     return cls

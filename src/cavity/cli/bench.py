@@ -13,6 +13,7 @@ from cavity.cli.session import run_and_report, start_jax
 
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(names.BENCH)}.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: does it run? No bar can be judged.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where results go; by default results/NAME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -27,4 +28,6 @@ def bench(
     experiment = names.find(names.BENCH, name)
     from cavity.experiments.runner import Size
 
-    run_and_report(name, experiment, size=Size.DEFAULT, seed=seed, directory=out, as_json=as_json)
+    run_and_report(
+        name, experiment, size=Size.QUICK if quick else Size.DEFAULT, seed=seed, directory=out, as_json=as_json
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import DataError
-from cavity.interfaces import Data, Model
+from cavity.interfaces import ClientSource, Data, Model
 
 
 class Weighted(eqx.Module):
@@ -47,6 +47,29 @@ def prepare_clients(model: Model, clients: Mapping[str, PyTree]) -> dict[str, Da
     _check_agreement(prepared)
     _warn_if_one_class(prepared)
     return prepared
+
+
+class Prepared(ClientSource):
+    """A source whose clients' data are checked against the model as they are loaded, as those of a dict are."""
+
+    def __init__(self, model: Model, raw: ClientSource):
+        self._model, self._raw = model, raw
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._raw.names
+
+    def load(self, names: Sequence[str]) -> list[Data]:
+        loaded = self._raw.load(names)
+        if len(loaded) != len(names):
+            raise DataError(f"the source returned {len(loaded)} data sets for {len(names)} clients, not one each")
+        prepared = []
+        for name, value in zip(names, loaded, strict=True):
+            try:
+                prepared.append(as_data(self._model, value))
+            except DataError as error:
+                raise DataError(f"client {name!r}: {error}") from None
+        return prepared
 
 
 def as_data(model: Model, value: PyTree) -> Data:

@@ -84,10 +84,7 @@ class DiagonalGaussian(Gaussian):
         return DiagonalGaussian(diagonal * self.mean - gradient, diagonal)
 
     def map_moments(self, designs: Sequence[Float[Array, "n _"]]):
-        means = [x @ block for x, block in zip(designs, split(self.mean, designs), strict=True)]
-        variances = [x**2 @ block for x, block in zip(designs, split(self.variance, designs), strict=True)]
-        spread = jnp.stack(variances, -1)
-        return jnp.stack(means, -1), spread[..., None] * jnp.eye(len(designs), dtype=spread.dtype)
+        return mean_field_map(self.mean, self.variance, designs)
 
     def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
         return self.mean + jnp.sqrt(self.variance) * noise
@@ -97,3 +94,13 @@ class DiagonalGaussian(Gaussian):
             return FullGaussian(self.precision_mean, self.precision_matrix).kl(other)
         distance = jnp.sum(other.precision * (self.mean - other.mean) ** 2)
         return 0.5 * (symmetric_kl_terms(jnp.asarray(other.precision) / self.precision) + distance)
+
+
+def mean_field_map(
+    mean: Float[Array, " d"], variance: Float[Array, " d"], designs: Sequence[Float[Array, "n _"]]
+) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
+    """Mean and covariance of f_k = X_k theta_k per row, the entries of theta being independent."""
+    means = [x @ block for x, block in zip(designs, split(mean, designs), strict=True)]
+    variances = [x**2 @ block for x, block in zip(designs, split(variance, designs), strict=True)]
+    spread = jnp.stack(variances, -1)
+    return jnp.stack(means, -1), spread[..., None] * jnp.eye(len(designs), dtype=spread.dtype)

@@ -106,7 +106,7 @@ def product(factors: Sequence[D] | Stacked) -> D:
     first = factors[0]
     if isinstance(first, ExponentialFamily):
         return jax.tree.map(lambda *etas: np.sum(np.stack(etas), axis=0), *factors)
-    total = first
+    total: Any = first
     for index in range(1, len(factors)):
         total = total * factors[index]
     return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
@@ -14,6 +14,8 @@ class KL(Divergence):
 
     The objective leaves out the log-partition of p, which does not depend on q: a cavity may be improper.
     """
+
+    asks_moments_only: ClassVar[bool] = True
 
     def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
         return q.kl(p)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -25,6 +26,7 @@ from cavity.engines.stacks import AXIS
 from cavity.interfaces import Algorithm, Data, Solver
 from cavity.state import Answer, Brief
 
+Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
 LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
 LOOK_EVERY = 25  # dispatched steps between two looks at whether all clients are done
 
@@ -92,9 +94,10 @@ def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> PyTree:
     return each_client(one, mesh, algorithm, work.briefs, work.local, work.data)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def _step(inputs: tuple[Algorithm, Work, Array, Mesh | None, bool], states: PyTree) -> PyTree:
-    algorithm, work, i, mesh, stops_itself = inputs
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(3,))
+def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
+    # not by filter_jit, which waits for each call to end
+    algorithm, work, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
 
     def one(shared: tuple[Algorithm, Array], key, brief: Brief, local: PyTree, data: Data, state: PyTree) -> PyTree:
         algorithm, i = shared
@@ -125,8 +128,10 @@ def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None)
 def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
     """The same as `run_as_loop`, step by step."""
     states, fixed, i = _begin(algorithm, work, mesh), algorithm.solver.fixed_steps, 0
+    arrays, rest = eqx.partition((algorithm, work, mesh, fixed is None), eqx.is_array)
+    leaves, structure = jax.tree.flatten(rest)
     while i < fixed if fixed is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
-        states = _step((algorithm, work, jnp.uint32(i), mesh, fixed is None), states)
+        states = _step((structure, tuple(leaves)), arrays, jnp.uint32(i), states)
         i += 1
     return _finish(algorithm, work, states, mesh)
 

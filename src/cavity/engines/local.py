@@ -9,21 +9,22 @@ Time is virtual: with `seconds` per visit and client, replies come in the order 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.engines.block import Ledger, run_block
 from cavity.engines.drive import Work, client_keys, name_number, numbers_as_leaves, run_clients
 from cavity.engines.stacks import buckets, device_mesh, spread, stack
-from cavity.interfaces import Algorithm, BlockRound, Data, Engine, RowAlgorithm
-from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement
+from cavity.interfaces import Algorithm, BlockRounds, Data, Engine, RowAlgorithm
+from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement, Stacked
 
 
 class LocalEngine(Engine):
@@ -61,9 +62,8 @@ class LocalEngine(Engine):
         self._now = 0.0
 
     @property
-    def virtual_seconds(self) -> float:
-        """The virtual time at which the last reply came."""
-        return self._now
+    def virtual_seconds(self) -> float | None:
+        return self._now if self._seconds else None
 
     def submit(self, message: Message) -> None:
         self._queue.append((self._now + self._seconds.get(message.client, 0.0), message))
@@ -82,8 +82,9 @@ class LocalEngine(Engine):
     def client_states(self) -> dict[str, ClientState]:
         return dict(self._states)
 
-    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, Sequence[BlockRound]] | None:
-        if not self._can_advance(server):
+    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
+        algorithm = self._traced
+        if not (isinstance(algorithm, RowAlgorithm) and self._can_advance(server)):
             return None
         names = server.names
         start = Ledger(
@@ -96,17 +97,19 @@ class LocalEngine(Engine):
         start, prior = ledger.to_host((start, server.prior))
         numbers = jnp.asarray([name_number(name) for name in names], jnp.uint32)
         seed = jnp.asarray(self._seed, jnp.uint32)
-        data = self._buckets[0].data
-        block = run_block(self._traced, prior, start, seed, numbers, data, num_rounds)
+        # on one device: what they would have to tell each other after every round costs more than it saves
+        data = jax.device_put(self._buckets[0].data, self._mesh.devices[0])
+        block = run_block(algorithm, prior, start, seed, numbers, data, num_rounds)
         end, rounds, num_done = ledger.to_host(block)
-        said = [jax.tree.map(lambda leaf, i=i: leaf[i], rounds) for i in range(int(num_done))]
-        if not said:
+        if num_done == 0:
             return server, []
+        said = Stacked(jax.tree.map(lambda leaf: leaf[:num_done], rounds))
+        last = said[len(said) - 1]
         records = {
             name: ClientRecord(
                 sequence=int(end.sequences[i]),
-                settled=Settlement(int(end.sequences[i]), float(said[-1].exponents[i])),
-                report=jax.tree.map(lambda leaf, i=i: leaf[i], said[-1].report),
+                settled=Settlement(int(end.sequences[i]), float(last.exponents[i])),
+                report=jax.tree.map(lambda leaf, i=i: leaf[i], last.report),
             )
             for i, name in enumerate(names)
         }
@@ -123,16 +126,18 @@ class LocalEngine(Engine):
     def _can_advance(self, server: ServerState) -> bool:
         """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""
         return (
-            isinstance(self._algorithm, RowAlgorithm)
-            and bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+            bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
             and not server.held_by_clients
             and not self._seconds
             and len(self._buckets) == 1
             and self._buckets[0].names == server.names
             and len({_signature(row) for row in server.rows.values()}) == 1
             and all(state.local is None for state in self._states.values())
-            and hasattr(server.posterior, "log_partition")
+            and hasattr(type(server.posterior), "log_partition")
         )
+
+    def _mesh_for(self, num_clients: int) -> Mesh | None:
+        return self._mesh if self._mesh.size > 1 and num_clients % self._mesh.size == 0 else None
 
     def _answer(self, messages: list[Message]) -> list[Reply]:
         replies, groups = [], {}
@@ -160,9 +165,8 @@ class LocalEngine(Engine):
             data = jax.tree.map(lambda leaf: leaf[places], data)
         header = np.array([(m.version, m.sequence, name_number(m.client)) for m in messages], np.uint32)
         keys = client_keys(jnp.asarray(self._seed, jnp.uint32), *jnp.asarray(header).T)
-        briefs, local = spread(stack([told for _, told in group]), self._mesh)
-        mesh = self._mesh if self._mesh.size > 1 and len(messages) % self._mesh.size == 0 else None
-        outcome = run_clients(self._traced, Work(keys, briefs, local, data), mesh)
+        keys, (briefs, local) = spread((keys, stack([told for _, told in group])), self._mesh)
+        outcome = run_clients(self._traced, Work(keys, briefs, local, data), self._mesh_for(len(messages)))
         answers, local = jax.tree.map(np.asarray, outcome)
         replies = []
         for i, message in enumerate(messages):

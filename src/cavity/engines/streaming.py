@@ -16,15 +16,12 @@ import numpy as np
 from cavity.engines.drive import Work, client_keys, name_number, numbers_as_leaves, run_clients
 from cavity.engines.stacks import device_mesh, pad, spread, stack
 from cavity.errors import DataError, UnsuitableError
-from cavity.interfaces import Algorithm, ClientSource, Data, Engine, RowAlgorithm
+from cavity.interfaces import Algorithm, ClientSource, Data, Engine
 from cavity.state import ClientState, Message, Reply
 
 
 class StreamingEngine(Engine):
-    """Runs queued clients chunk by chunk.
-
-    `collect` returns one chunk's replies at a time. For methods with rows, of which the server holds as many anyway, it
-    waits for all that it is asked for, so that a run does not depend on the size of a chunk.
+    """Runs queued clients chunk by chunk; `collect` returns one chunk's replies at a time.
 
     Args:
         algorithm: both halves of the method.
@@ -45,13 +42,6 @@ class StreamingEngine(Engine):
         self._queue.append(message)
 
     def collect(self, num_replies: int) -> list[Reply]:
-        replies = chunk = self._next_chunk()
-        while chunk and len(replies) < num_replies and isinstance(self._algorithm, RowAlgorithm):
-            chunk = self._next_chunk()
-            replies = replies + chunk
-        return replies
-
-    def _next_chunk(self) -> list[Reply]:
         self._ahead = self._ahead or self._load_next()
         if self._ahead is None:
             return []
@@ -64,7 +54,6 @@ class StreamingEngine(Engine):
         return {}
 
     def close(self) -> None:
-        """End the thread that loads ahead."""
         self._loader.shutdown(cancel_futures=True)
 
     def _load_next(self) -> tuple[list[Message], Future[Data]] | None:
@@ -95,7 +84,7 @@ class StreamingEngine(Engine):
         filled = messages + messages[:1] * (self._chunk - len(messages))
         header = np.array([(m.version, m.sequence, name_number(m.client)) for m in filled], np.uint32)
         keys = client_keys(jnp.asarray(self._seed, jnp.uint32), *jnp.asarray(header).T)
-        data, briefs = spread((data, stack([m.brief for m in filled])), self._mesh)
+        keys, data, briefs = spread((keys, data, stack([m.brief for m in filled])), self._mesh)
         mesh = self._mesh if self._mesh.size > 1 and self._chunk % self._mesh.size == 0 else None
         answers, _ = run_clients(self._traced, Work(keys, briefs, None, data), mesh)
         answers = jax.tree.map(np.asarray, answers)

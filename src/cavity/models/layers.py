@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import jax
 from jaxtyping import Array, Float
 
 
@@ -14,14 +15,13 @@ def num_weights(sizes: Sequence[int]) -> int:
 
 
 def unpack_layers(vector: Float[Array, " d"], sizes: Sequence[int]) -> list[tuple[Array, Array]]:
-    """(weights [in, out], biases [out]) of each layer, as views of the vector."""
-    layers, at = [], 0
-    for fan_in, fan_out in itertools.pairwise(sizes):
-        weights = vector[at : at + fan_in * fan_out].reshape(fan_in, fan_out)
-        at += fan_in * fan_out
-        layers.append((weights, vector[at : at + fan_out]))
-        at += fan_out
-    return layers
+    """(weights [in, out], biases [out]) of each layer; by one split, whose derivative is one concatenation."""
+    shapes = list(itertools.pairwise(sizes))
+    pieces = jax.lax.split(vector, [size for fan_in, fan_out in shapes for size in (fan_in * fan_out, fan_out)])
+    return [
+        (weights.reshape(shape), biases)
+        for weights, biases, shape in zip(pieces[::2], pieces[1::2], shapes, strict=True)
+    ]
 
 
 def layer_names(sizes: Sequence[int]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from cavity.interfaces import Likelihood, PredictiveModel, PredictorDraws
 from cavity.likelihoods import CategoricalSoftmax, GaussianNoise
 from cavity.models.layers import layer_names, num_weights, unpack_layers
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
+from cavity.randomness import standard_normal
 
 
 class MLP(PredictorDraws, PredictiveModel):
@@ -61,14 +62,14 @@ class MLP(PredictorDraws, PredictiveModel):
         x, y = batch
         return self.likelihood.log_prob(self.forward(theta, x), y)
 
-    def draw_predictor(self, key: PRNGKeyArray, q: DiagonalGaussian, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         """Each layer's input to its units is Gaussian given the layer below; it is drawn, and no weight is."""
         x, y = batch
         means, variances = unpack_layers(q.mean, self.sizes), unpack_layers(q.variance, self.sizes)
         keys = jax.random.split(key, len(means))
         for layer, ((w, b), (vw, vb)) in enumerate(zip(means, variances, strict=True)):
             centre, spread = x @ w + b, x**2 @ vw + vb
-            x = centre + jnp.sqrt(spread) * jax.random.normal(keys[layer], centre.shape, centre.dtype)
+            x = centre + jnp.sqrt(spread) * standard_normal(keys[layer], *centre.shape, centre.dtype)
             if layer < len(means) - 1:
                 x = self.activation(x)
         return x, y

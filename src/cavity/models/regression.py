@@ -83,7 +83,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PredictiveModel):
         f = jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1)
         return self.likelihood.log_prob(f, y)
 
-    def draw_predictor(self, key: PRNGKeyArray, q: Gaussian, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         designs, y = self.designs(batch)
         mean, covariance = q.map_moments(designs)
         noise = jax.random.normal(key, mean.shape, mean.dtype)

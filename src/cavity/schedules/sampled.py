@@ -29,7 +29,7 @@ class SampledCount(Schedule):
     ) -> tuple[Plan, PyTree]:
         size = min(self.count, len(idle))
         chosen = sorted(rng.choice(len(idle), size, replace=False))
-        return Plan(tuple(idle[i] for i in chosen), size), state
+        return Plan(tuple(idle[int(i)] for i in chosen), size), state
 
     def visits_per_round(self, num_clients: int) -> int:
         return min(self.count, num_clients)

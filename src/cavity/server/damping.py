@@ -78,7 +78,7 @@ class Adaptive(Damping):
         halved = jnp.maximum(state.exponent / 2, jnp.minimum(state.exponent, self.smallest))
         recovered = jnp.minimum(state.exponent * self.recovery, 1.0)
         judged = jnp.where(total > state.previous, halved, recovered)
-        exponent = jnp.where(whole, judged, state.exponent)
+        exponent = jnp.asarray(jnp.where(whole, judged, state.exponent))
         previous = jnp.where(whole, total, state.previous)
         return jnp.full(len(staleness), exponent), AdaptiveState(exponent, previous, jnp.where(whole, 0, replies))
 

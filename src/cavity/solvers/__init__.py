@@ -1,9 +1,10 @@
 """The client's inner problem."""
 
 from cavity.solvers.conjugate import Conjugate
+from cavity.solvers.fixed_point import FixedPoint
 from cavity.solvers.gradient import Gradient
 from cavity.solvers.lbfgs import LBFGS
 from cavity.solvers.natural_gradient import NaturalGradient
 from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
-__all__ = ["LBFGS", "Conjugate", "Gradient", "NaturalGradient", "StochasticNaturalGradient"]
+__all__ = ["LBFGS", "Conjugate", "FixedPoint", "Gradient", "NaturalGradient", "StochasticNaturalGradient"]

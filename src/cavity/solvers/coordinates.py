@@ -9,6 +9,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from cavity.distributions import DiagonalGaussian
+from cavity.distributions.mean_scale import MeanScale
+
 
 class Coordinates(eqx.Module):
     """A map between Gaussians of a family and a pytree that an optimiser may change freely."""
@@ -19,6 +22,10 @@ class Coordinates(eqx.Module):
 
     @abc.abstractmethod
     def member(self, coordinates: PyTree, like: Any) -> Any:
+        """The density with these coordinates, in a form in which it is cheap to evaluate."""
+
+    @abc.abstractmethod
+    def natural(self, coordinates: PyTree, like: Any) -> Any:
         """The member of `like`'s family with these coordinates."""
 
 
@@ -34,9 +41,12 @@ class NaturalCoordinates(Coordinates):
     def member(self, coordinates: PyTree, like: Any) -> Any:
         return coordinates
 
+    def natural(self, coordinates: PyTree, like: Any) -> Any:
+        return coordinates
 
-class Moments(eqx.Module):
-    """A Gaussian as an optimiser sees it.
+
+class MeanRoot(eqx.Module):
+    """A Gaussian with correlations, or with one scale for all, as an optimiser sees it.
 
     Attributes:
         mean: mu.
@@ -52,9 +62,16 @@ class Moments(eqx.Module):
 class MomentCoordinates(Coordinates):
     """A mean and the logs of scales: every step stays proper, and the mean's gradient is free of the precision."""
 
-    def of(self, q: Any) -> Moments:
+    def of(self, q: Any) -> MeanScale | MeanRoot:
+        if isinstance(q, DiagonalGaussian):
+            return MeanScale.of(q)
         scale, below = q.root
-        return Moments(q.mean, jnp.log(scale), below)
+        return MeanRoot(q.mean, jnp.log(scale), below)
 
-    def member(self, coordinates: Moments, like: Any) -> Any:
+    def member(self, coordinates: MeanScale | MeanRoot, like: Any) -> Any:
+        return coordinates if isinstance(coordinates, MeanScale) else self.natural(coordinates, like)
+
+    def natural(self, coordinates: MeanScale | MeanRoot, like: Any) -> Any:
+        if isinstance(coordinates, MeanScale):
+            return coordinates.natural
         return like.from_root(coordinates.mean, jnp.exp(coordinates.log_scale), coordinates.below)

@@ -34,7 +34,7 @@ class Expectation(eqx.Module):
         """Raise UnsuitableError where the rule does not apply."""
 
     @abc.abstractmethod
-    def value(self, problem: Problem, q: Gaussian) -> Float[Array, ""]:
+    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
         """E_q[loss], summed over rows; differentiable in q."""
 
     @abc.abstractmethod
@@ -79,7 +79,7 @@ class PredictorQuadrature(Expectation):
         losses = problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
         return jnp.asarray(problem.data.weight) @ (losses @ jnp.asarray(weights, mean.dtype))
 
-    def value(self, problem: Problem, q: Gaussian) -> Float[Array, ""]:
+    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
         assert isinstance(problem.model, LinearModel)
         designs, y = problem.model.designs(problem.data.batch)
         mean, covariance = q.map_moments(designs)
@@ -121,7 +121,7 @@ class ThetaNodes(Expectation):
 
         return jnp.asarray(weights, mean.dtype) @ jax.vmap(total)(theta)
 
-    def value(self, problem: Problem, q: Gaussian) -> Float[Array, ""]:
+    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
         return self._value(problem, q.mean, q.covariance)
 
     def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:

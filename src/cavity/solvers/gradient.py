@@ -32,9 +32,15 @@ def mini_batch(key: PRNGKeyArray, data: Data, size: int) -> Data:
     Only the true number of rows enters, so padding does not change the draw.
     """
     places = jax.random.randint(key, (size,), 0, data.num_rows)
-    batch = jax.tree.map(lambda leaf: leaf[places], data.batch)
-    weight = data.weight[places]
+    # the barrier keeps XLA from gathering anew wherever a row is used
+    batch, weight = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[places], (data.batch, data.weight)))
     return Data(batch, weight * (data.num_rows.astype(weight.dtype) / size), jnp.asarray(size))
+
+
+def pull_to_cavity(problem: Problem, system: Coordinates, coordinates: PyTree) -> Float[Array, ""]:
+    """The divergence from the cavity, of q in the cheapest form that the divergence takes."""
+    form = system.member if problem.divergence.asks_moments_only else system.natural
+    return problem.divergence.objective(form(coordinates, problem.start), problem.cavity)
 
 
 class GradientState(eqx.Module):
@@ -127,15 +133,14 @@ class Gradient(Solver):
 
     def step(self, key: PRNGKeyArray, problem: Problem, state: GradientState) -> GradientState:
         def objective(coordinates: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
-            q = self.coordinates.member(coordinates, problem.start)
-            loss = self._expected_loss(key, problem, q)
-            return loss + problem.divergence.objective(q, problem.cavity), loss
+            loss = self._expected_loss(key, problem, self.coordinates.member(coordinates, problem.start))
+            return loss + pull_to_cavity(problem, self.coordinates, coordinates), loss
 
         (value, loss), gradient = jax.value_and_grad(objective, has_aux=True)(state.coordinates)
         updates, optimiser = self._optimiser(gradient).update(gradient, state.optimiser, state.coordinates)
         # the first step starts from the problem's start, unless that was tightened
         is_start = (state.steps == 0) & (self.initial_sd is None)
-        initial_loss = jnp.where(is_start, loss, state.initial_loss)
+        initial_loss = jnp.asarray(jnp.where(is_start, loss, state.initial_loss))
         return GradientState(
             coordinates=jax.tree.map(jnp.add, state.coordinates, updates),
             optimiser=optimiser,
@@ -151,7 +156,7 @@ class Gradient(Solver):
     def result(self, problem: Problem, state: GradientState) -> Solution:
         reached = jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau)
         return Solution(
-            tilted=self.coordinates.member(state.coordinates, problem.start),
+            tilted=self.coordinates.natural(state.coordinates, problem.start),
             expected_loss=state.initial_loss,
             steps=state.steps,
             converged=reached,

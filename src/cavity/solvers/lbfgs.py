@@ -14,6 +14,7 @@ from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.expectations import default_expectation
+from cavity.solvers.gradient import pull_to_cavity
 from cavity.solvers.leaves import as_count, as_number
 
 
@@ -65,7 +66,7 @@ class LBFGS(Solver):
         def objective(coordinates: PyTree) -> Float[Array, ""]:
             q = self.coordinates.member(coordinates, problem.start)
             expected = default_expectation(problem.model).value(problem, q)
-            return expected + problem.divergence.objective(q, problem.cavity)
+            return expected + pull_to_cavity(problem, self.coordinates, coordinates)
 
         value, gradient = optax.value_and_grad_from_state(objective)(state.coordinates, state=state.optimiser)
         updates, optimiser = self._optimiser().update(
@@ -83,5 +84,5 @@ class LBFGS(Solver):
         return self._small(state) | (state.steps >= self.max_steps)
 
     def result(self, problem: Problem, state: LBFGSState) -> Solution:
-        tilted = self.coordinates.member(state.coordinates, problem.start)
+        tilted = self.coordinates.natural(state.coordinates, problem.start)
         return Solution(tilted, state.initial_loss, state.steps, self._small(state))

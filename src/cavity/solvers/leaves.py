@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 
-def as_number(value: Any) -> Array | None:
+def as_number(value: Any) -> Any:
     """A real number; None stays None."""
     return None if value is None else jnp.asarray(value, float)
 

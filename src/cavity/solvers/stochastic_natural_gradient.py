@@ -79,7 +79,7 @@ class StochasticNaturalGradient(Solver):
         draws = q.reparameterise(jnp.concatenate([half, -half]))
 
         def total(theta: Float[Array, " d"]) -> Float[Array, ""]:
-            return batch.data.weight @ batch.loss(batch.model, theta, batch.data.batch)
+            return jnp.asarray(batch.data.weight) @ batch.loss(batch.model, theta, batch.data.batch)
 
         slopes = jax.vmap(jax.grad(total))(draws)
         gradient = jnp.mean(slopes, axis=0)

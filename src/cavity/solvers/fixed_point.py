@@ -1,0 +1,130 @@
+"""The damped fixed-point iteration of the local problem as printed (PVI, section 3.3), without a line search.
+
+At a stationary point of E_q[loss] + KL(q : cavity) the factor is `d/dmu E_q[-loss]` in mean parameters (eq. 3).
+The damped iteration (eq. 4) moves q towards
+
+    target = cavity * site(E_q[gradient], E_q[hessian])
+    q      = q ** (1 - rho) * target ** rho
+
+With one step, a synchronous schedule is global VI (property 3.3). In a family smaller than the full Gaussian, the
+site's own mean ignores correlations and the iteration creeps or oscillates; there the mean takes a Newton step with the
+full expected Hessian, which has the same fixed points.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from cavity.distributions.full import FullGaussian
+from cavity.distributions.gaussian import Gaussian
+from cavity.divergences.kl import KL
+from cavity.errors import UnsuitableError
+from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.solvers.expectations import Expectation, default_expectation
+from cavity.solvers.leaves import as_count, as_number
+
+NEWTON_LIMIT = 1000  # coefficients for which the d x d Hessian of a small family is formed
+
+
+class Derivatives(eqx.Module):
+    """E_q[loss] at a member q, and its expected gradient and Hessian in theta."""
+
+    expected_loss: Float[Array, ""]
+    gradient: Float[Array, " d"]
+    hessian: Float[Array, ...]
+
+
+def derivatives(problem: Problem, q: Gaussian, expectation: Expectation | None, *, newton: bool) -> Derivatives:
+    """All that the undamped update at q needs; with `newton` the full Hessian, where the dimension allows."""
+    expectation = expectation or default_expectation(problem.model)
+    full_hessian = isinstance(q, FullGaussian) or (newton and q.dimension <= NEWTON_LIMIT)
+    return Derivatives(*expectation.derivatives(problem, q, full_hessian=full_hessian))
+
+
+def undamped(problem: Problem, q: Any, at: Derivatives) -> Any:
+    """The target: eq. (3) at q, with the mean by Newton's method where the family is too small."""
+    cavity = problem.cavity
+    target = cavity * q.site(at.gradient, at.hessian)
+    if isinstance(q, FullGaussian) or at.hessian.ndim == 1:
+        return target
+    mean = q.mean
+    slope = at.gradient + cavity.precision * mean - cavity.precision_mean
+    curvature = cavity.precision_matrix + at.hessian
+    return target.with_mean(mean - jnp.linalg.solve(curvature, slope))
+
+
+def default_tolerance(dtype: Any) -> float:
+    """In nats, what both precisions reach."""
+    return 1e-10 if dtype == jnp.float64 else 1e-7
+
+
+def check_suitable(model: Model, loss: Loss, divergence: Divergence, expectation: Expectation | None) -> None:
+    """Raise UnsuitableError unless the family is Gaussian, the divergence KL, and the expectations can be had."""
+    if not isinstance(model.prior, Gaussian):
+        raise UnsuitableError(f"this solver needs a Gaussian family; the prior is {type(model.prior).__name__}")
+    if not isinstance(divergence, KL):
+        raise UnsuitableError(
+            f"this solver needs the divergence KL, not {type(divergence).__name__}; use a gradient solver"
+        )
+    (expectation or default_expectation(model)).check(model, loss)
+
+
+class FixedPointState(eqx.Module):
+    """The current member, E[loss] under the start, KL of the last undamped step in nats, and the steps taken."""
+
+    q: Any
+    initial_loss: Float[Array, ""]
+    gap: Float[Array, ""]
+    steps: Int[Array, ""]
+
+
+class FixedPoint(Solver):
+    """Eq. (4) with a constant rho, all rows in each step; for Gaussian families and the divergence KL.
+
+    Attributes:
+        step_size: rho.
+        max_steps: stop after so many steps.
+        tolerance: or when KL(next : current) of an undamped step falls below it, in nats; None is 1e-10, or 1e-7 in
+            single precision.
+        newton: take the mean's step with the full Hessian in families smaller than the full Gaussian.
+        expectation: how expectations are computed; None chooses by the model.
+    """
+
+    step_size: Float[Array, ""] = eqx.field(converter=as_number, default=1.0)
+    max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=100)
+    tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
+    newton: bool = eqx.field(static=True, default=True)
+    expectation: Expectation | None = None
+
+    def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
+        check_suitable(model, loss, divergence, self.expectation)
+
+    def init(self, problem: Problem) -> FixedPointState:
+        unknown = jnp.full((), jnp.nan, problem.start.precision.dtype)
+        return FixedPointState(problem.start, unknown, jnp.full_like(unknown, jnp.inf), jnp.asarray(0))
+
+    def step(self, key: PRNGKeyArray, problem: Problem, state: FixedPointState) -> FixedPointState:
+        q, rho = state.q, self.step_size.astype(state.gap.dtype)
+        at = derivatives(problem, q, self.expectation, newton=self.newton)
+        moved = q ** (1.0 - rho) * undamped(problem, q, at) ** rho
+        return FixedPointState(
+            q=moved,
+            initial_loss=jnp.where(state.steps == 0, at.expected_loss, state.initial_loss),
+            # KL is quadratic near zero: dividing by rho^2 gives the gap of the undamped step
+            gap=moved.kl(q) / rho**2,
+            steps=state.steps + 1,
+        )
+
+    def _small(self, state: FixedPointState) -> Bool[Array, ""]:
+        default = default_tolerance(state.gap.dtype)
+        return state.gap < (default if self.tolerance is None else self.tolerance)
+
+    def done(self, state: FixedPointState) -> Bool[Array, ""]:
+        return self._small(state) | (state.steps >= self.max_steps)
+
+    def result(self, problem: Problem, state: FixedPointState) -> Solution:
+        return Solution(state.q, state.initial_loss, state.steps, self._small(state))
