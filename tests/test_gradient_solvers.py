@@ -26,6 +26,7 @@ from cavity.solvers import LBFGS, Gradient, StochasticNaturalGradient
 from cavity.solvers.coordinates import MomentCoordinates, NaturalCoordinates
 from cavity.solvers.estimators import Exact
 from cavity.solvers.plateau import Plateau
+from cavity.solvers.start import Tight
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -237,7 +238,7 @@ def test_plateau_stops_and_says_so():
 @family_of
 def test_initial_sd_tightens_around_the_mean_of_the_start(family):
     this = eqx.tree_at(lambda p: p.start, problem(family), family(jnp.array([2.0, -4.0]), shaped(family, 4.0)))
-    solver = exact(0.1, 1, initial_sd=0.01)
+    solver = exact(0.1, 1, start=Tight(0.01))
     start = MomentCoordinates().member(solver.init(this).coordinates, this.start)
     np.testing.assert_allclose(start.mean, [0.5, -1.0])
     np.testing.assert_allclose(start.covariance, 1e-4 * np.eye(2), rtol=1e-9)
@@ -245,12 +246,30 @@ def test_initial_sd_tightens_around_the_mean_of_the_start(family):
     assert np.isnan(solved(solver, this).expected_loss)
 
 
+@family_of
+def test_a_tight_start_tells_units_apart_at_the_prior_alone(family):
+    """By the same vector for everybody; once something is known, the posterior's own mean is kept."""
+    at_prior = problem(family)
+    at_prior = eqx.tree_at(lambda p: p.start, at_prior, at_prior.model.prior)
+    later = eqx.tree_at(lambda p: p.start, at_prior, family(jnp.array([2.0, -4.0]), shaped(family, 4.0)))
+    start = Tight(0.01, jitter=0.1, first_only=True)
+    moved = start(at_prior)
+    shift = np.asarray(moved.mean - at_prior.model.prior.mean)
+    assert (np.abs(shift) > 0).all()
+    assert (np.abs(shift) < 0.1).all()
+    assert shift[0] != shift[1]
+    np.testing.assert_allclose(moved.mean, Tight(0.5, jitter=0.1)(at_prior).mean, rtol=1e-12)
+    np.testing.assert_allclose(moved.covariance, 1e-4 * np.eye(2), rtol=1e-9, atol=1e-15)
+    assert eqx.tree_equal(start(later), later.start)
+    np.testing.assert_allclose(Tight(0.01, jitter=0.1)(later).mean, [0.5, -1.0])
+
+
 def test_early_stopping_on_the_loss_keeps_a_tight_start_tight():
     """The mean is found before the spread costs more loss than the mean saves (PVI, section 5.3.1)."""
     this = problem(DiagonalGaussian)
     (mean, precision), options = answer(this), {"window": 1, "patience": 1, "tolerance": 1e-7}
-    early = solved(exact(0.1, initial_sd=1e-3, plateau=Plateau(**options, expected_loss_only=True)), this)
-    late = solved(exact(0.1, initial_sd=1e-3, plateau=Plateau(**options)), this)
+    early = solved(exact(0.1, start=Tight(1e-3), plateau=Plateau(**options, expected_loss_only=True)), this)
+    late = solved(exact(0.1, start=Tight(1e-3), plateau=Plateau(**options)), this)
     assert bool(early.converged)
     assert bool(late.converged)
     assert int(early.steps) < int(late.steps)
@@ -264,7 +283,7 @@ def test_early_stopping_on_the_loss_keeps_a_tight_start_tight():
 SWEEPS = {
     "step size": [exact(step_size, 5) for step_size in (0.1, 0.05, np.float64(0.01), jnp.asarray(0.2))],
     "number of steps": [exact(0.1, num_steps) for num_steps in (1, 2, np.int64(3))],
-    "initial sd": [exact(0.1, 5, initial_sd=sd) for sd in (0.1, 1, np.float32(0.5))],
+    "initial sd": [exact(0.1, 5, start=Tight(sd)) for sd in (0.1, 1, np.float32(0.5))],
     "plateau": [
         exact(0.1, 5, plateau=Plateau(window, patience, tolerance))
         for window, patience, tolerance in ((1, 1, 0.0), (2, 3, 1e-3), (np.int32(2), 1, 1))

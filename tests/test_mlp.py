@@ -19,6 +19,7 @@ from cavity.schedules import Synchronous
 from cavity.server import Fixed
 from cavity.solvers import Gradient
 from cavity.solvers.plateau import Plateau
+from cavity.solvers.start import Tight
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -183,7 +184,7 @@ def test_a_small_federation_learns_in_single_precision(monkeypatch, large, round
     x, y = blobs()
     dtypes, sizes = [], (2, 8, 3)
     model = MLP(standard(sizes), CategoricalSoftmax(3), sizes, seen(dtypes))
-    solver = Gradient(optax.adam, 0.03, num_steps=100, batch_size=16, plateau=Plateau(tolerance=1.0), initial_sd=0.1)
+    solver = Gradient(optax.adam, 0.03, num_steps=100, batch_size=16, plateau=Plateau(tolerance=1.0), start=Tight(0.1))
     algorithm = PVI(model, solver=solver, damping=Fixed(0.5))
     clients = {"a": (x[:45], y[:45]), "b": (x[45:], y[45:])}
     server, history, _ = run(algorithm, clients, rounds=3, rounds_per_block=rounds_per_block)

@@ -172,6 +172,7 @@ def run_round(
         for message in messages:
             engine.submit(message)
         num_bytes += sum(wire.num_bytes(message.brief) for message in messages)
+        del messages  # the engine has them; there may be very many
         received, before, waiting = 0, visits, []
         while received < plan.wait and (replies := engine.collect(plan.wait - received)):
             received += len(replies)

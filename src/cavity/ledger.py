@@ -93,11 +93,14 @@ def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) ->
     """Start a message to each of `names`; one that is still outstanding is abandoned by it."""
     clients, messages = dict(server.clients), []
     rowless = Brief(server.posterior, None, algorithm.shared(server))  # one for all: there may be very many clients
+    started: dict[int, ClientRecord] = {}  # and before their first reply they share a record
     for name in names:
         if name not in clients:
             raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(clients)}")
         record, row = clients[name], server.rows.get(name)
-        clients[name] = replace(record, sequence=record.sequence + 1, waiting=server.version)
+        if id(record) not in started:
+            started[id(record)] = replace(record, sequence=record.sequence + 1, waiting=server.version)
+        clients[name] = started[id(record)]
         messages.append(
             Message(
                 client=name,

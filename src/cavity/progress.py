@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 EVERY_SECONDS = 0.2  # between two updates of a line on a terminal
 EVERY_SECONDS_IN_A_FILE = 30.0
@@ -55,9 +55,9 @@ def _duration(seconds: float) -> str:
 
 
 class ProgressLine:
-    """A watcher that keeps one line of a terminal up to date, or adds one to a file now and then."""
+    """A watcher that keeps one line of a terminal up to date (by default stderr), or adds some to a file."""
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(self, stream: Any = None):
         self._stream = sys.stderr if stream is None else stream
         self._shown, self._width = time.monotonic(), 0
 

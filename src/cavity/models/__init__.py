@@ -3,6 +3,7 @@
 from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
 from cavity.models.function import FunctionModel, function_model
 from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
+from cavity.models.network import equinox_model, network_model
 from cavity.models.regression import (
     Regression,
     linear_regression,
@@ -19,11 +20,13 @@ __all__ = [
     "FunctionModel",
     "PoissonRate",
     "Regression",
+    "equinox_model",
     "function_model",
     "linear_regression",
     "logistic_regression",
     "mlp_classifier",
     "mlp_regression",
+    "network_model",
     "poisson_regression",
     "probit_regression",
     "softmax_regression",

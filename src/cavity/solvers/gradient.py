@@ -24,6 +24,7 @@ from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.estimators import Estimator, LocalDraws, ParameterDraws
 from cavity.solvers.leaves import as_count, as_number
 from cavity.solvers.plateau import Plateau
+from cavity.solvers.start import FromPosterior, Start
 
 
 def mini_batch(key: PRNGKeyArray, data: Data, size: int) -> Data:
@@ -74,8 +75,7 @@ class Gradient(Solver):
         estimator: of the expected loss; None takes local reparameterisation where the model can, else draws of theta.
         coordinates: what the optimiser changes.
         plateau: a convergence test; None takes all `num_steps`.
-        initial_sd: start each solve from the posterior's mean with this standard deviation, not from the posterior.
-            Early stopping on the expected loss needs a tight start (PVI, section 5.3.1).
+        start: where a solve begins; a network wants `Tight(0.03, jitter=0.1)`.
     """
 
     optimiser: Callable[[Any], Any] = eqx.field(static=True)
@@ -85,7 +85,7 @@ class Gradient(Solver):
     estimator: Estimator | None = None
     coordinates: Coordinates = MomentCoordinates()
     plateau: Plateau | None = None
-    initial_sd: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
+    start: Start = FromPosterior()
 
     def __check_init__(self) -> None:
         if not callable(self.optimiser):
@@ -117,11 +117,7 @@ class Gradient(Solver):
         return None if self.plateau is not None else int(self.num_steps)
 
     def init(self, problem: Problem) -> GradientState:
-        start = problem.start
-        if self.initial_sd is not None:
-            scale, below = start.root
-            none_below = None if below is None else jnp.zeros_like(below)
-            start = start.from_root(start.mean, jnp.full_like(scale, self.initial_sd), none_below)
+        start = self.start(problem)
         coordinates = self.coordinates.of(start)
         return GradientState(
             coordinates=coordinates,
@@ -138,8 +134,7 @@ class Gradient(Solver):
 
         (value, loss), gradient = jax.value_and_grad(objective, has_aux=True)(state.coordinates)
         updates, optimiser = self._optimiser(gradient).update(gradient, state.optimiser, state.coordinates)
-        # the first step starts from the problem's start, unless that was tightened
-        is_start = (state.steps == 0) & (self.initial_sd is None)
+        is_start = (state.steps == 0) & self.start.is_posterior
         initial_loss = jnp.asarray(jnp.where(is_start, loss, state.initial_loss))
         return GradientState(
             coordinates=jax.tree.map(jnp.add, state.coordinates, updates),
