@@ -20,11 +20,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, models, schedules, server, solvers
+    from cavity import distributions, likelihoods, models, schedules, server, solvers
     from cavity.algorithms import PVI
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
+    from cavity.interfaces import ClientSource
     from cavity.results import Fit, load, resume, run
 
 __version__ = "0.1.0"
@@ -32,10 +33,12 @@ __version__ = "0.1.0"
 __all__ = [
     "PVI",
     "CavityError",
+    "ClientSource",
     "Fit",
     "Weighted",
     "distributions",
     "kl",
+    "likelihoods",
     "load",
     "models",
     "resume",
@@ -48,6 +51,7 @@ __all__ = [
 _HOME = {
     "PVI": "cavity.algorithms",
     "CavityError": "cavity.errors",
+    "ClientSource": "cavity.interfaces",
     "Fit": "cavity.results",
     "Weighted": "cavity.data.clients",
     "kl": "cavity.diagnostics",

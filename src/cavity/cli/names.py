@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # word -> module:function, imported only when it is asked for
 REPRODUCE = {
     "pvi-adult": "cavity.experiments.pvi_adult:pvi_adult",
+    "bnn-mnist": "cavity.experiments.bnn_mnist:bnn_mnist",
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",

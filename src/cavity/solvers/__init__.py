@@ -1,10 +1,26 @@
 """The client's inner problem."""
 
 from cavity.solvers.conjugate import Conjugate
+from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
 from cavity.solvers.fixed_point import FixedPoint
 from cavity.solvers.gradient import Gradient
 from cavity.solvers.lbfgs import LBFGS
 from cavity.solvers.natural_gradient import NaturalGradient
+from cavity.solvers.plateau import Plateau
+from cavity.solvers.start import FromPosterior, Tight
 from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
-__all__ = ["LBFGS", "Conjugate", "FixedPoint", "Gradient", "NaturalGradient", "StochasticNaturalGradient"]
+__all__ = [
+    "LBFGS",
+    "Conjugate",
+    "Exact",
+    "FixedPoint",
+    "FromPosterior",
+    "Gradient",
+    "LocalDraws",
+    "NaturalGradient",
+    "ParameterDraws",
+    "Plateau",
+    "StochasticNaturalGradient",
+    "Tight",
+]
