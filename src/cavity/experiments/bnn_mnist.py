@@ -82,7 +82,7 @@ def bnn_mnist(journal: Journal, size: Size, seed: int) -> None:
     histories = {}
     for name, clients in cases.items():
         fit = _fit(journal, name, model, clients, passes, epochs, seed, _scores(model, test))
-        entries = ("round", "test_error", "test_log_likelihood", "residual", "exponent", "seconds")
+        entries = ("round", "test_error", "test_log_likelihood", "residual", "exponent", "communications", "seconds")
         histories[name] = [{entry: record[entry] for entry in entries} for record in fit.history]
         journal.put("histories", histories)
         journal.row("fits", fit=name, **histories[name][-1])
