@@ -461,6 +461,7 @@ def test_the_last_client_leaves_the_prior():
 # The exact posterior, by NUTS
 
 
+@pytest.mark.slow
 def test_posterior_against_nuts():
     """Means and sds agree up to Monte Carlo error and the gap between the best Gaussian and the truth.
 

@@ -108,6 +108,7 @@ def test_plain_has_no_way_to_hide_a_number():
         plain({1, 2})
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_core_in_small(tmp_path):
     result = runner.run("core", bench_core.bench_core, directory=tmp_path, size=Size.QUICK)
     imported, *speeds = result.checks
