@@ -7,9 +7,9 @@ import pytest
 
 import cavity
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import ClientSource
 from cavity.progress import Progress, ProgressLine
 from tests import scenarios
+from tests.test_blocks import Source
 
 
 class Terminal(io.StringIO):
@@ -49,18 +49,6 @@ def test_a_terminal_gets_one_line_and_a_file_the_end(monkeypatch):
 def clients(num_clients=6, rows=5):
     problem = scenarios.logistic(num_clients * rows, 1)
     return scenarios.clients(problem.x, problem.y, np.split(np.arange(num_clients * rows), num_clients))
-
-
-class Source(ClientSource):
-    def __init__(self, data):
-        self.data = data
-
-    @property
-    def names(self):
-        return list(self.data)
-
-    def load(self, names):
-        return [self.data[name] for name in names]
 
 
 def algorithm():
