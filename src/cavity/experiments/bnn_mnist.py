@@ -96,7 +96,7 @@ def bnn_mnist(journal: Journal, size: Size, seed: int) -> None:
     check("speed-5a |test error of PVI - of pooled VI|, points", gap, "<= 0.3", gap <= GAP_BAR)
     check("speed-5b larger test error of both, %", worst, "<= 2.5", worst <= ERROR_BAR)
     check("speed-5c minutes for both fits", minutes, "< 20", minutes < MINUTES_BAR)
-    journal.figure("error", lambda: plots.compare(histories, "test_error", label="test error"))
+    journal.figure("error", lambda: plots.compare(histories, "test_error", label="test error", against="round"))
 
 
 def _fit(
