@@ -4,6 +4,7 @@ import csv
 import gzip
 import shutil
 import sys
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
@@ -26,6 +27,21 @@ def adult():
 @pytest.fixture(scope="module")
 def mnist():
     return sources.mnist()
+
+
+@pytest.fixture(scope="module")
+def fashion_mnist():
+    return sources.fashion_mnist()
+
+
+@pytest.fixture(scope="module")
+def covertype():
+    return sources.covertype()
+
+
+@pytest.fixture(scope="module")
+def heart_disease():
+    return sources.heart_disease()
 
 
 @needs_data
@@ -130,6 +146,113 @@ def test_mnist_images_are_upright(mnist):
     assert np.sum(ones.sum(axis=1) > 1) > 1.5 * np.sum(ones.sum(axis=0) > 1)
 
 
+@needs_data
+def test_fashion_mnist(fashion_mnist, mnist):
+    assert fashion_mnist.name == "fashion_mnist"
+    assert fashion_mnist.x.shape == (70_000, 784)
+    assert fashion_mnist.x.dtype == np.float32
+    assert fashion_mnist.x.min() == 0
+    assert fashion_mnist.x.max() == 1
+    assert fashion_mnist.columns == mnist.columns
+    np.testing.assert_array_equal(fashion_mnist.train, mnist.train)
+    np.testing.assert_array_equal(fashion_mnist.test, mnist.test)
+    # The published mean and deviation of the training pixels, and the first labels of either part.
+    assert abs(fashion_mnist.x[:60_000].mean(dtype=np.float64) - 0.2860) < 1e-4
+    assert abs(fashion_mnist.x[:60_000].std(dtype=np.float64) - 0.3530) < 1e-4
+    assert fashion_mnist.y[:5].tolist() == [9, 0, 0, 3, 0]
+    assert fashion_mnist.y[60_000:60_003].tolist() == [9, 2, 1]
+    assert np.bincount(fashion_mnist.y[:60_000]).tolist() == [6_000] * 10
+    assert np.bincount(fashion_mnist.y[60_000:]).tolist() == [1_000] * 10
+
+
+@needs_data
+def test_fashion_mnist_images_are_upright(fashion_mnist):
+    # Trousers are taller than wide, sneakers wider than tall.
+    def shape(label):
+        ink = fashion_mnist.x[fashion_mnist.y == label].mean(axis=0).reshape(28, 28)
+        return np.sum(ink.sum(axis=1) > 2), np.sum(ink.sum(axis=0) > 2)
+
+    rows, columns = shape(1)
+    assert rows > 1.3 * columns
+    rows, columns = shape(7)
+    assert columns > 1.3 * rows
+
+
+@needs_data
+def test_covertype(covertype):
+    assert covertype.x.shape == (581_012, 54)
+    assert covertype.x.dtype == np.float64
+    assert len(covertype.columns) == len(set(covertype.columns)) == 54
+    assert set(np.unique(covertype.y)) == {0, 1}
+    # Lodgepole pine, the commonest of the seven types.
+    assert covertype.y.sum() == 283_301
+    # The first rows of the file are aspen, aspen, lodgepole pine, lodgepole pine, aspen.
+    assert covertype.y[:5].tolist() == [0, 0, 1, 1, 0]
+    assert covertype.train is None
+    assert covertype.test is None
+
+
+@needs_data
+def test_covertype_features_are_raw(covertype):
+    # The lowest and the highest patch, in metres; the deepest below water and the highest above.
+    elevation, vertical = (
+        covertype.x[:, covertype.columns.index(name)] for name in ("Elevation", "Vertical_Distance_To_Hydrology")
+    )
+    assert (elevation.min(), elevation.max()) == (1_859, 3_858)
+    assert (vertical.min(), vertical.max()) == (-173, 601)
+    np.testing.assert_array_equal(covertype.x[0, :10], [2596, 51, 3, 258, 0, 510, 221, 232, 148, 6279])
+    assert [covertype.columns[i] for i in np.flatnonzero(covertype.x[0, 10:]) + 10] == [
+        "Wilderness_Area1",
+        "Soil_Type29",
+    ]
+    indicators = covertype.x[:, 10:]
+    assert set(np.unique(indicators)) == {0, 1}
+    np.testing.assert_array_equal(indicators[:, :4].sum(axis=1), 1)
+    np.testing.assert_array_equal(indicators[:, 4:].sum(axis=1), 1)
+    # Of the four areas Neota lies highest, Cache la Poudre lowest.
+    means = [elevation[indicators[:, i] == 1].mean() for i in range(4)]
+    assert np.argmax(means) == 1
+    assert np.argmin(means) == 3
+
+
+@needs_data
+def test_heart_disease(heart_disease):
+    assert heart_disease.x.shape == (920, 13)
+    assert heart_disease.x.dtype == np.float64
+    assert " ".join(heart_disease.columns) == (
+        "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal"
+    )
+    assert set(np.unique(heart_disease.y)) == {0, 1}
+    clients = partition.by_column(heart_disease.hospital)
+    assert {name: (len(rows), int(heart_disease.y[rows].sum())) for name, rows in clients.items()} == {
+        "cleveland": (303, 139),
+        "hungarian": (294, 106),
+        "switzerland": (123, 115),
+        "va_long_beach": (200, 149),
+    }
+    # The first patient of the Cleveland file, who was healthy, and the second, who was not.
+    np.testing.assert_array_equal(heart_disease.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6])
+    assert heart_disease.y[:2].tolist() == [0, 1]
+
+
+@needs_data
+def test_heart_disease_leaves_missing_values_out(heart_disease):
+    missing = {
+        name: dict(zip(heart_disease.columns, np.isnan(heart_disease.x[rows]).sum(axis=0).tolist(), strict=True))
+        for name, rows in partition.by_column(heart_disease.hospital).items()
+    }
+    assert sum(missing["cleveland"].values()) == missing["cleveland"]["ca"] + missing["cleveland"]["thal"] == 4 + 2
+    assert [missing[name]["slope"] for name in sorted(missing)] == [0, 190, 17, 102]
+    # Nobody's cholesterol was measured in Switzerland, nor that of 49 + 7 patients in Long Beach.
+    assert [missing[name]["chol"] for name in sorted(missing)] == [0, 23, 123, 56]
+    assert [missing[name]["trestbps"] for name in sorted(missing)] == [0, 1, 2, 57]
+    positive = [heart_disease.columns.index(name) for name in ("age", "cp", "trestbps", "chol", "thalach", "thal")]
+    assert np.nanmin(heart_disease.x[:, positive]) > 0
+    # A zero that is a measurement stays: no vessel coloured, no depression of the curve, a woman.
+    zero = dict(zip(heart_disease.columns, np.sum(heart_disease.x == 0, axis=0).tolist(), strict=True))
+    assert (zero["ca"], zero["oldpeak"], zero["sex"]) == (181, 370, 194)
+
+
 def copy_of(tmp_path, monkeypatch, name):
     shutil.copytree(sources.data_directory() / name, tmp_path / name)
     monkeypatch.setenv("CAVITY_DATA", str(tmp_path))
@@ -168,22 +291,84 @@ def test_wrong_mnist_files(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="t10k-labels.* number of bytes is 10007, not 10008"):
         sources.mnist()
     labels.write_bytes(gzip.compress(content[:-1] + b"\x00"))
-    with pytest.raises(ValueError, match="count of each digit in the test part"):
+    with pytest.raises(ValueError, match="count of each class in the test part"):
         sources.mnist()
     labels.write_bytes((folder / "train-labels-idx1-ubyte.gz").read_bytes())
     with pytest.raises(ValueError, match="header"):
         sources.mnist()
 
 
-@pytest.mark.parametrize("load", [sources.adult, sources.mnist])
+@needs_data
+def test_mnist_is_no_fashion_mnist(tmp_path, monkeypatch):
+    copy_of(tmp_path, monkeypatch, "mnist").rename(tmp_path / "fashion_mnist")
+    with pytest.raises(ValueError, match="count of each class in the training part"):
+        sources.fashion_mnist()
+
+
+@needs_data
+def test_wrong_covertype_files(tmp_path, monkeypatch):
+    path = copy_of(tmp_path, monkeypatch, "covertype") / "covertype.npz"
+    content = path.read_bytes()
+    with np.load(path) as archive:
+        arrays = dict(archive)
+
+    def changed(name, row, value):
+        array = arrays[name].copy()
+        array[row] = value
+        return arrays | {name: array}
+
+    for wrong, message in (
+        ({name: array for name, array in arrays.items() if name != "soil"}, "not a complete npz file.*soil"),
+        (arrays | {"label": arrays["label"][1:]}, r"the shape of label is \(581011,\), not \(581012,\)"),
+        (changed("label", 0, 2), "rows of each cover type"),
+        (changed("wilderness", 0, 1), "rows of each wilderness area"),
+        (changed("soil", 0, 40), r"the range of soil is \(0, 40\), not \(0, 39\)"),
+        (changed("quant", 0, 0), "the quantities in the first row"),
+        (changed("quant_names", 0, "Aspect"), "the list of quantities"),
+    ):
+        np.savez(path, **wrong)
+        with pytest.raises(ValueError, match=message):
+            sources.covertype()
+    one_array = BytesIO()
+    np.save(one_array, arrays["label"])
+    for broken in (content[:-100], b"", b"no archive", one_array.getvalue()):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="not a complete npz file"):
+            sources.covertype()
+
+
+@needs_data
+def test_wrong_heart_disease_files(tmp_path, monkeypatch):
+    path = copy_of(tmp_path, monkeypatch, "heart_disease") / "heart_disease.csv.gz"
+    content = gzip.decompress(path.read_bytes())
+    first = b"cleveland,63,1,1,145,233,1,2,150,0,2.3,3,0,6,0"
+    assert first in content
+    for wrong, message in (
+        (content.replace(b"chol", b"cholesterol"), "set of columns"),
+        (content.replace(first + b"\n", b""), "number of rows is 919, not 920"),
+        (content.replace(first, first[:-1] + b"1"), "diseased ones by hospital"),
+        (content.replace(first, first.replace(b"cleveland", b"hungarian")), "patients and of diseased ones"),
+        (content.replace(first, first.replace(b"150", b"")), "missing values by column"),
+        (content.replace(b",,", b",0,"), "missing values by column"),
+    ):
+        path.write_bytes(gzip.compress(wrong))
+        with pytest.raises(ValueError, match=message):
+            sources.heart_disease()
+
+
+@pytest.mark.parametrize(
+    "load", [sources.adult, sources.covertype, sources.fashion_mnist, sources.heart_disease, sources.mnist]
+)
 def test_a_missing_file_names_the_folder(load, tmp_path, monkeypatch):
     monkeypatch.setenv("CAVITY_DATA", str(tmp_path))
     with pytest.raises(sources.DataUnavailable, match="CAVITY_DATA") as error:
         load()
     assert str(tmp_path) in str(error.value)
+    # OpenML is no remedy for a set that it does not have.
+    assert ("OpenML" in str(error.value)) == (load is not sources.heart_disease)
 
 
-@pytest.mark.parametrize("load", [sources.adult, sources.mnist])
+@pytest.mark.parametrize("load", [sources.adult, sources.covertype, sources.fashion_mnist, sources.mnist])
 def test_no_folder_and_no_network(load, monkeypatch):
     def no_network(*_, **__):
         raise URLError("name or service not known")
@@ -192,6 +377,12 @@ def test_no_folder_and_no_network(load, monkeypatch):
     monkeypatch.setattr("sklearn.datasets.fetch_openml", no_network)
     with pytest.raises(sources.DataUnavailable, match="name or service not known.*CAVITY_DATA"):
         load()
+
+
+def test_no_folder_and_no_openml(monkeypatch):
+    monkeypatch.delenv("CAVITY_DATA", raising=False)
+    with pytest.raises(sources.DataUnavailable, match="CAVITY_DATA is not set.*heart_disease.csv.gz"):
+        sources.heart_disease()
 
 
 def test_no_folder_and_no_scikit_learn(monkeypatch):
@@ -229,15 +420,57 @@ def test_openml_gives_the_same_adult(parts, adult, monkeypatch):
 
 
 @needs_data
-def test_openml_gives_the_same_mnist(mnist, monkeypatch):
+@pytest.mark.parametrize(("name", "openml_name"), [("mnist", "mnist_784"), ("fashion_mnist", "Fashion-MNIST")])
+def test_openml_gives_the_same_images(name, openml_name, request, monkeypatch):
+    expected = request.getfixturevalue(name)
     images = np.zeros((70_000, 784), dtype=np.uint8)
-    images[::100] = np.rint(mnist.x[::100] * 255)
-    bunch = SimpleNamespace(data=images, target=mnist.y.astype(str).astype(object))
+    images[::100] = np.rint(expected.x[::100] * 255)
+    bunch = SimpleNamespace(data=images, target=expected.y.astype(str).astype(object))
+    monkeypatch.delenv("CAVITY_DATA")
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda asked, **_: {openml_name: bunch}[asked])
+    table = getattr(sources, name)()
+    np.testing.assert_array_equal(table.x[::100], expected.x[::100])
+    np.testing.assert_array_equal(table.y, expected.y)
+
+
+def covertype_bunch(directory, scale=1):
+    """The file as OpenML has it: numbers, indicators as categories "0" and "1", and the cover type as text."""
+    import pandas as pd
+
+    with np.load(directory / "covertype" / "covertype.npz") as archive:
+        raw = dict(archive)
+    columns = {name: raw["quant"][:, i] * scale for i, name in enumerate(raw["quant_names"].tolist())}
+    for stem, codes, number in (("Wilderness_Area", raw["wilderness"], 4), ("Soil_Type", raw["soil"], 40)):
+        for i in range(number):
+            columns[f"{stem}{i + 1}"] = pd.Categorical.from_codes((codes == i).astype(np.int8), categories=["0", "1"])
+    cover = pd.Categorical.from_codes(raw["label"].astype(np.int8) - 1, categories=list("1234567"))
+    return SimpleNamespace(data=pd.DataFrame(columns), target=pd.Series(cover, name="class"))
+
+
+@needs_data
+def test_openml_gives_the_same_covertype(covertype, monkeypatch):
+    bunch = covertype_bunch(sources.data_directory())
     monkeypatch.delenv("CAVITY_DATA")
     monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, **__: bunch)
-    table = sources.mnist()
-    np.testing.assert_array_equal(table.x[::100], mnist.x[::100])
-    np.testing.assert_array_equal(table.y, mnist.y)
+    table = sources.covertype()
+    assert table.columns == covertype.columns
+    assert table.x.dtype == np.float64
+    np.testing.assert_array_equal(table.x, covertype.x)
+    np.testing.assert_array_equal(table.y, covertype.y)
+
+
+@needs_data
+def test_openml_has_other_versions_of_covertype(monkeypatch):
+    scaled, short = covertype_bunch(sources.data_directory(), scale=1e-3), covertype_bunch(sources.data_directory())
+    short.data, short.target = short.data[:110_393], short.target[:110_393]
+    monkeypatch.delenv("CAVITY_DATA")
+    for bunch, message in (
+        (scaled, "quantities in the first row"),
+        (short, r"shape of the features is \(110393, 54\)"),
+    ):
+        monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, bunch=bunch, **__: bunch)
+        with pytest.raises(ValueError, match=message):
+            sources.covertype()
 
 
 def test_data_directory(monkeypatch):
