@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cavity.distributions.quadrature import normal_nodes
 from cavity.experiments import handwritten
 from cavity.experiments.core_speed import Contestant, logistic_rows, product_shapes, shared_out
 from cavity.models import linear_regression, logistic_regression
 from cavity.server import Fixed
 from cavity.solvers import Conjugate, FixedPoint
-from cavity.solvers.expectations import normal_nodes
 
 NUM_CLIENTS, NUM_COLUMNS, NUM_ROUNDS = 4, 3, 6
 

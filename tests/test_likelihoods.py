@@ -159,4 +159,3 @@ def test_loss_of_theta_is_loss_of_the_predictor(model):
     np.testing.assert_allclose(loss(model, theta, (x, y)), loss.of_predictor(model.likelihood, f, y), rtol=1e-12)
     np.testing.assert_allclose(loss(model, theta, (x, y)), -model.log_prob(theta, (x, y)), rtol=1e-12)
     assert loss(model, theta, (x, y)).shape == (6,)
-    assert loss.at(model.prior) is loss

@@ -83,7 +83,13 @@ def test_a_federation_learns_and_stays_in_single_precision(kind):
 def test_numbers_as_outcomes():
     model = equinox_model(eqx.nn.MLP(1, 1, 3, 1, key=jax.random.key(0)), GaussianNoise(0.5))
     batch = (np.array([[0.3], [0.1]]), np.array([1.0, -1.0]))
-    mean = model.predictor(model.parameters(model.prior.mean + 0.1), batch[0])
+    mean = model.forward(model.prior.mean + 0.1, batch[0])[:, 0]
     residual = (batch[1] - np.asarray(mean)) / 0.5
     expected = -0.5 * residual**2 - np.log(0.5) - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(model.log_prob(model.prior.mean + 0.1, batch), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prior_scale", [0.5, 2.0])
+def test_the_scale_of_the_prior(prior_scale):
+    model = network_model(dense, dense_parameters(), CategoricalSoftmax(3), prior_scale=prior_scale)
+    np.testing.assert_allclose(model.prior.variance, prior_scale**2, rtol=1e-6)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from cavity.distributions import Beta, DiagonalGaussian, FullGaussian, IsotropicGaussian
-from cavity.divergences import KL
+from cavity.distributions.quadrature import normal_nodes
+from cavity.divergences import KL, Renyi, WeightedKL
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Problem
-from cavity.losses import NegativeLogLikelihood
+from cavity.losses import Beta, NegativeLogLikelihood, ScoreMatching, SquaredExponential, Tempered
 from cavity.models import (
     BernoulliShare,
     function_model,
@@ -21,9 +22,9 @@ from cavity.models import (
     probit_regression,
     softmax_regression,
 )
-from cavity.solvers import Conjugate, FixedPoint, NaturalGradient
+from cavity.solvers import LBFGS, Conjugate, FixedPoint, NaturalGradient
 from cavity.solvers.default import default_solver
-from cavity.solvers.expectations import PredictorQuadrature, ThetaNodes, default_expectation, normal_nodes
+from cavity.solvers.expectations import PredictorQuadrature, ThetaNodes, default_expectation
 from tests import scenarios
 from tests.contracts import solver as contract
 
@@ -283,10 +284,16 @@ def own_model():
 
 
 def test_default_choices():
-    assert isinstance(default_solver(linear_regression(2, noise_sd=1.0)), Conjugate)
-    assert isinstance(default_solver(linear_regression(2, noise_sd=1.0, family=DiagonalGaussian)), NaturalGradient)
-    assert isinstance(default_solver(linear_regression(2)), NaturalGradient)
-    assert isinstance(default_solver(logistic_regression(2)), NaturalGradient)
+    nll, kl = NegativeLogLikelihood(), KL()
+    exact = linear_regression(2, noise_sd=1.0)
+    assert isinstance(default_solver(exact, nll, kl), Conjugate)
+    assert isinstance(default_solver(exact, ScoreMatching(SquaredExponential(2.0)), kl), Conjugate)
+    assert isinstance(default_solver(exact, Tempered(0.5), WeightedKL(2.0)), Conjugate)
+    assert isinstance(default_solver(exact, Beta(0.5), kl), NaturalGradient)
+    assert isinstance(default_solver(exact, nll, Renyi(0.5)), LBFGS)
+    mean_field = linear_regression(2, noise_sd=1.0, family=DiagonalGaussian)
+    for model in (mean_field, linear_regression(2), logistic_regression(2)):
+        assert isinstance(default_solver(model, nll, kl), NaturalGradient)
     assert isinstance(default_expectation(logistic_regression(2)), PredictorQuadrature)
     assert isinstance(default_expectation(own_model()), ThetaNodes)
 

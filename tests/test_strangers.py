@@ -82,7 +82,7 @@ class ScaledKL(Divergence):
 def tempered():
     model = cavity.models.linear_regression(1, noise_sd=2.0, prior_scale=0.5, family=DiagonalGaussian, intercept=False)
     solver = natural_descent(4.0, 100)
-    return cavity.PVI(model, divergence=ScaledKL(2.0), solver=solver, damping=Fixed(1.0))
+    return cavity.FedGVI(model, NegativeLogLikelihood(), ScaledKL(2.0), solver=solver, damping=Fixed(1.0))
 
 
 def test_a_divergence(tmp_path):

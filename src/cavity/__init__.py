@@ -20,8 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, likelihoods, models, schedules, server, solvers
-    from cavity.algorithms import PVI
+    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers
+    from cavity.algorithms import PVI, FedGVI
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -34,12 +34,15 @@ __all__ = [
     "PVI",
     "CavityError",
     "ClientSource",
+    "FedGVI",
     "Fit",
     "Weighted",
     "distributions",
+    "divergences",
     "kl",
     "likelihoods",
     "load",
+    "losses",
     "models",
     "resume",
     "run",
@@ -50,6 +53,7 @@ __all__ = [
 
 _HOME = {
     "PVI": "cavity.algorithms",
+    "FedGVI": "cavity.algorithms",
     "CavityError": "cavity.errors",
     "ClientSource": "cavity.interfaces",
     "Fit": "cavity.results",

@@ -78,6 +78,8 @@ class Data(eqx.Module):
 class Likelihood(eqx.Module):
     """p(y | f): how an outcome depends on `num_predictors` numbers. Works elementwise over leading axes."""
 
+    is_discrete: ClassVar[bool] = False  # whether p is a probability, at most 1, and not a density
+
     @property
     @abc.abstractmethod
     def num_predictors(self) -> int:
@@ -104,6 +106,33 @@ class ClosedFormMean(Likelihood):
         """E[mean(f)] for the first predictor f_1 ~ N(mean, variance)."""
 
 
+class PowerIntegral(Likelihood):
+    """A promise: the integral (for counts and classes the sum) over y of p(y | f)^power is known."""
+
+    @abc.abstractmethod
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        """Log of the integral of p(y | f)^power over y, for a power of at least 1."""
+
+
+class ExpectedPower(Likelihood):
+    """A promise: the expectation of a power of the likelihood under a Gaussian predictor has a closed form.
+
+    Its power integral does not depend on f.
+    """
+
+    @abc.abstractmethod
+    def log_expected_power(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any, power: Any
+    ) -> Float[Array, " n"]:
+        """Log E[p(y | f)^power] for f ~ N(mean, covariance), for a positive power."""
+
+    @abc.abstractmethod
+    def expected_log_prob(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+    ) -> Float[Array, " n"]:
+        """E[log p(y | f)] for f ~ N(mean, covariance)."""
+
+
 class Model(eqx.Module):
     """A prior and a likelihood of rows. The family of the posterior is that of the prior."""
 
@@ -123,26 +152,32 @@ class Model(eqx.Module):
         """One client's raw data as numeric arrays in this model's form. Raises DataError saying what is wrong."""
 
 
-class LinearModel(Model):
+class PredictorModel(Model):
+    """A promise: rows see theta through predictors, p(row | theta) = likelihood(y | f)."""
+
+    likelihood: eqx.AbstractVar[Likelihood]
+
+    @abc.abstractmethod
+    def predictor(self, theta: PyTree, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        """F of each row at theta, and the outcomes y."""
+
+
+class LinearModel(PredictorModel):
     """A promise: rows see theta through few linear maps, f_k = X_k theta_k, with theta = (theta_1, ..., theta_K).
 
     Expectations over theta are then K-dimensional Gaussian integrals per row, and quadrature does them.
     """
-
-    likelihood: eqx.AbstractVar[Likelihood]
 
     @abc.abstractmethod
     def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
 
 
-class PredictorDraws(Model):
+class PredictorDraws(PredictorModel):
     """A promise: the model can draw each row's predictors directly, given a Gaussian over theta.
 
     Draws of different rows may be independent (local reparameterisation); each has the right distribution.
     """
-
-    likelihood: eqx.AbstractVar[Likelihood]
 
     @abc.abstractmethod
     def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
@@ -170,8 +205,29 @@ class PredictiveModel(Model):
         """A `Prediction` of the outcomes at `x`; by Monte Carlo with `num_draws`, in closed form where None."""
 
 
+class PseudoRows(Model):
+    """A promise: Gaussian rows can be reweighted and shifted, which turns weighted score matching into a likelihood."""
+
+    @property
+    @abc.abstractmethod
+    def has_pseudo_rows(self) -> bool:
+        """Whether the promise holds with this likelihood."""
+
+    @abc.abstractmethod
+    def standardised_residuals(self, theta: PyTree, batch: PyTree) -> Float[Array, "n k"]:
+        """Z = S^(-1/2) (y - f(theta)) of each row, S the covariance of the noise."""
+
+    @abc.abstractmethod
+    def shifted(self, theta: PyTree, batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        """The batch with outcomes y + share (y - f(theta))."""
+
+
 class Loss(eqx.Module):
     """What a client minimises in expectation: one number per row, the negative log likelihood or a robust kin."""
+
+    @abc.abstractmethod
+    def check(self, model: Model) -> None:
+        """Raise UnsuitableError where the loss has no meaning for a model. Called at construction."""
 
     @abc.abstractmethod
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
@@ -181,9 +237,20 @@ class Loss(eqx.Module):
     def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         """The loss as a function of the linear predictor, elementwise."""
 
-    @abc.abstractmethod
-    def at(self, cavity: Any) -> Loss:
-        """The loss in the context of a cavity; most do not look at it and return themselves."""
+    def expected(
+        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+    ) -> Float[Array, " n"] | None:
+        """E[loss] for f ~ N(mean, covariance) in closed form; None where there is none, and quadrature is used."""
+        return None
+
+    @property
+    def likelihood_power(self) -> Any:
+        """The loss is this multiple of the negative log likelihood of the rows it sees; None if it is not one."""
+        return None
+
+    def seen_from(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
+        """The loss and the rows in the context of a cavity; most losses do not look at it."""
+        return self, data
 
 
 class Divergence(eqx.Module):
@@ -191,6 +258,7 @@ class Divergence(eqx.Module):
 
     # a promise: of q, `objective` asks only mean, variance, entropy and cross, which descent has at hand in any form
     asks_moments_only: ClassVar[bool] = False
+    needs_proper_cavity: ClassVar[bool] = False  # whether an improper p leaves it without a meaning
 
     @abc.abstractmethod
     def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
@@ -198,7 +266,27 @@ class Divergence(eqx.Module):
 
     @abc.abstractmethod
     def objective(self, q: Any, p: Any) -> Float[Array, ""]:
-        """D(q : p) up to a constant in q: defined for an improper p wherever the local problem is."""
+        """D(q : p) up to a constant in q: defined for an improper p wherever the local problem is.
+
+        Where the divergence is infinite, so is this, with finite derivatives: a line search steps back.
+        """
+
+    def check(self, family: Any) -> None:
+        """Raise UnsuitableError unless it is defined between members of the family of `family`."""
+        return
+
+    def inside(self, q: Any, p: Any) -> Any:
+        """`q` itself where D(q : p) is finite, else a tighter member around the same mean, where it is."""
+        return q
+
+
+class MultipleOfKL(Divergence):
+    """A promise: D(q : p) = weight * KL(q : p), so that exp(-loss / weight) is the exact factor."""
+
+    @property
+    @abc.abstractmethod
+    def weight(self) -> Any:
+        """The multiple."""
 
 
 class Problem(eqx.Module):

@@ -1,15 +1,17 @@
-"""The Kullback-Leibler divergence KL(q : p), the one of ordinary variational inference."""
+"""The Kullback-Leibler divergence KL(q : p), the one of ordinary variational inference, and its multiples."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import equinox as eqx
 from jaxtyping import Array, Float
 
-from cavity.interfaces import Divergence
+from cavity.interfaces import MultipleOfKL
+from cavity.leaves import as_number, require
 
 
-class KL(Divergence):
+class KL(MultipleOfKL):
     """KL(q : p) = E_q[log q - log p].
 
     The objective leaves out the log-partition of p, which does not depend on q: a cavity may be improper.
@@ -17,8 +19,38 @@ class KL(Divergence):
 
     asks_moments_only: ClassVar[bool] = True
 
+    @property
+    def weight(self) -> Any:
+        return 1.0
+
     def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
         return q.kl(p)
 
     def objective(self, q: Any, p: Any) -> Float[Array, ""]:
         return -q.entropy - q.cross(p)
+
+
+class WeightedKL(MultipleOfKL):
+    """KL(q : p) / w (FedGVI, section 3.3): with w above 1 the data count more than the cavity, below 1 less.
+
+    Attributes:
+        w: positive. The same minimisers come from KL with the loss times w.
+    """
+
+    asks_moments_only: ClassVar[bool] = True
+    w: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def __check_init__(self) -> None:
+        require(self.w, lambda w: w > 0, "the weight w of KL / w must be positive")
+
+    @property
+    def weight(self) -> Any:
+        return 1.0 / self.w
+
+    def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
+        value = q.kl(p)
+        return value / self.w.astype(value.dtype)
+
+    def objective(self, q: Any, p: Any) -> Float[Array, ""]:
+        value = KL().objective(q, p)
+        return value / self.w.astype(value.dtype)

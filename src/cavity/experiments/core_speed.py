@@ -24,6 +24,7 @@ from cavity import federation
 from cavity.algorithms import PVI
 from cavity.data.clients import prepare_clients
 from cavity.distributions import DiagonalGaussian
+from cavity.distributions.quadrature import normal_nodes
 from cavity.engines.local import LocalEngine
 from cavity.engines.stacks import AXIS, device_mesh
 from cavity.errors import CavityError
@@ -34,7 +35,6 @@ from cavity.models import logistic_regression, mlp_classifier
 from cavity.schedules import Synchronous
 from cavity.server import Fixed
 from cavity.solvers import FixedPoint, Gradient, NaturalGradient
-from cavity.solvers.expectations import normal_nodes
 
 NUM_CLIENTS = 10
 Rows = tuple[np.ndarray, np.ndarray]

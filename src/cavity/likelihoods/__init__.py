@@ -2,7 +2,7 @@
 
 from cavity.likelihoods.bernoulli import BernoulliLogit, BernoulliProbit
 from cavity.likelihoods.categorical import CategoricalLogit, CategoricalSoftmax
-from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise
+from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise, GaussianVector
 from cavity.likelihoods.poisson import PoissonLog
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "CategoricalSoftmax",
     "GaussianNoise",
     "GaussianUnknownNoise",
+    "GaussianVector",
     "PoissonLog",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, Float
 
-from cavity.interfaces import ClosedFormMean
+from cavity.interfaces import ClosedFormMean, PowerIntegral
 
 
 def _check_binary(y: np.ndarray) -> str | None:
@@ -20,8 +20,10 @@ def _check_binary(y: np.ndarray) -> str | None:
     return None
 
 
-class BernoulliLogit(ClosedFormMean):
+class BernoulliLogit(ClosedFormMean, PowerIntegral):
     """p(y = 1 | f) = 1 / (1 + exp(-f))."""
+
+    is_discrete: ClassVar[bool] = True
 
     @property
     def num_predictors(self) -> int:
@@ -41,12 +43,17 @@ class BernoulliLogit(ClosedFormMean):
         """
         return jax.nn.sigmoid(mean / jnp.sqrt(1.0 + jnp.pi * variance / 8.0))
 
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
+
     def check(self, y: np.ndarray) -> str | None:
         return _check_binary(y)
 
 
-class BernoulliProbit(ClosedFormMean):
+class BernoulliProbit(ClosedFormMean, PowerIntegral):
     """p(y = 1 | f) = Phi(f)."""
+
+    is_discrete: ClassVar[bool] = True
 
     @property
     def num_predictors(self) -> int:
@@ -61,6 +68,9 @@ class BernoulliProbit(ClosedFormMean):
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         """Exactly: Phi(mean / sqrt(1 + v))."""
         return ndtr(mean / jnp.sqrt(1.0 + variance))
+
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
 
     def check(self, y: np.ndarray) -> str | None:
         return _check_binary(y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cavity.interfaces import Likelihood
+from cavity.interfaces import PowerIntegral
 
 
-class CategoricalLogit(Likelihood):
+class CategoricalLogit(PowerIntegral):
     """p(y = c | f) proportional to exp(f_c), with f_0 = 0 for the reference class and K - 1 free predictors.
 
     With two classes this is the logistic likelihood. The reference makes every coefficient a log odds ratio
     against class 0, and keeps the posterior free of directions that the data cannot see.
     """
 
+    is_discrete: ClassVar[bool] = True
     num_classes: int = eqx.field(static=True)
 
     @property
@@ -38,16 +39,20 @@ class CategoricalLogit(Likelihood):
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return jnp.exp(self._log_probabilities(f))
 
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        return jax.nn.logsumexp(power * self._log_probabilities(f), axis=-1)
+
     def check(self, y: np.ndarray) -> str | None:
         return _check_classes(y, self.num_classes)
 
 
-class CategoricalSoftmax(Likelihood):
+class CategoricalSoftmax(PowerIntegral):
     """p(y = c | f) proportional to exp(f_c), with one predictor per class: the last layer of a network.
 
     The sum of all predictors is not identified; use `CategoricalLogit` for a regression.
     """
 
+    is_discrete: ClassVar[bool] = True
     num_classes: int = eqx.field(static=True)
 
     @property
@@ -60,6 +65,9 @@ class CategoricalSoftmax(Likelihood):
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return jax.nn.softmax(f)
+
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        return jax.nn.logsumexp(power * jax.nn.log_softmax(f), axis=-1)
 
     def check(self, y: np.ndarray) -> str | None:
         return _check_classes(y, self.num_classes)

@@ -1,4 +1,4 @@
-"""Gaussian outcomes, with the noise known or unknown."""
+"""Gaussian outcomes, with the noise known or unknown, and of several dimensions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from cavity.interfaces import ClosedFormMean
+from cavity.interfaces import ClosedFormMean, ExpectedPower, PowerIntegral
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 
 
-class GaussianNoise(ClosedFormMean):
+def _log_power_integral(log_sd: Any, power: Any) -> Any:
+    """The integral of N(y; f, s^2)^power over y is (2 pi s^2)^((1 - power) / 2) / sqrt(power)."""
+    return 0.5 * (1.0 - power) * (LOG_TWO_PI + 2.0 * log_sd) - 0.5 * jnp.log(power)
+
+
+class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower):
     """y ~ N(f, noise_sd^2), the noise known."""
 
     noise_sd: Float[Array, ""] = eqx.field(converter=lambda sd: jnp.asarray(sd, float))
@@ -34,11 +40,28 @@ class GaussianNoise(ClosedFormMean):
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         return mean
 
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        return _log_power_integral(jnp.log(self.noise_sd.astype(f.dtype)), power) + jnp.zeros_like(f[..., 0])
+
+    def log_expected_power(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any, power: Any
+    ) -> Float[Array, " n"]:
+        # p^power is a Gaussian in f of variance s^2 / power; against N(mean, v) it is one of s^2 / power + v
+        noise_sd = self.noise_sd.astype(mean.dtype)
+        widened = noise_sd**2 + power * covariance[..., 0, 0]
+        at_peak = -0.5 * power * (LOG_TWO_PI + 2 * jnp.log(noise_sd)) - 0.5 * jnp.log(widened / noise_sd**2)
+        return at_peak - 0.5 * power * (y - mean[..., 0]) ** 2 / widened
+
+    def expected_log_prob(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+    ) -> Float[Array, " n"]:
+        return self.log_prob(mean, y) - 0.5 * covariance[..., 0, 0] / self.noise_sd.astype(mean.dtype) ** 2
+
     def check(self, y: np.ndarray) -> str | None:
         return None
 
 
-class GaussianUnknownNoise(ClosedFormMean):
+class GaussianUnknownNoise(ClosedFormMean, PowerIntegral):
     """y ~ N(f_1, exp(f_2)^2): the second predictor is the log of the noise's standard deviation."""
 
     @property
@@ -54,6 +77,68 @@ class GaussianUnknownNoise(ClosedFormMean):
 
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         return mean
+
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        return _log_power_integral(f[..., 1], power)
+
+    def check(self, y: np.ndarray) -> str | None:
+        return None
+
+
+class GaussianVector(PowerIntegral, ExpectedPower):
+    """y ~ N(f, S) in d dimensions, the covariance S of the noise known.
+
+    Attributes:
+        root: the lower Cholesky root of S.
+    """
+
+    root: Float[Array, "d d"]
+
+    @classmethod
+    def from_covariance(cls, covariance: Any) -> GaussianVector:
+        """From S, symmetric and positive definite."""
+        return cls(jnp.linalg.cholesky(jnp.asarray(covariance, float)))
+
+    @property
+    def num_predictors(self) -> int:
+        return self.root.shape[-1]
+
+    @property
+    def _log_scale(self) -> Float[Array, ""]:
+        return jnp.sum(jnp.log(jnp.diagonal(self.root)))
+
+    def standardise(self, difference: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        """S^(-1/2) times each difference."""
+        identity = jnp.eye(self.num_predictors, dtype=self.root.dtype)
+        return difference @ solve_triangular(self.root, identity, lower=True).T
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        z = self.standardise(y - f)
+        return -0.5 * (jnp.sum(z**2, axis=-1) + self.num_predictors * LOG_TWO_PI) - self._log_scale
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return f
+
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        d = self.num_predictors
+        value = 0.5 * (1.0 - power) * (d * LOG_TWO_PI + 2 * self._log_scale) - 0.5 * d * jnp.log(power)
+        return value + jnp.zeros_like(f[..., 0])
+
+    def log_expected_power(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any, power: Any
+    ) -> Float[Array, " n"]:
+        white = self.standardise(jnp.swapaxes(self.standardise(covariance), -1, -2))
+        widened = jnp.linalg.cholesky(jnp.eye(self.num_predictors, dtype=mean.dtype) + power * white)
+        z = solve_triangular(widened, self.standardise(y - mean)[..., None], lower=True)[..., 0]
+        at_peak = -0.5 * power * (self.num_predictors * LOG_TWO_PI + 2 * self._log_scale)
+        shrink = jnp.sum(jnp.log(jnp.diagonal(widened, axis1=-2, axis2=-1)), axis=-1)
+        return at_peak - shrink - 0.5 * power * jnp.sum(z**2, axis=-1)
+
+    def expected_log_prob(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+    ) -> Float[Array, " n"]:
+        white = self.standardise(jnp.swapaxes(self.standardise(covariance), -1, -2))
+        return self.log_prob(mean, y) - 0.5 * jnp.trace(white, axis1=-2, axis2=-1)
 
     def check(self, y: np.ndarray) -> str | None:
         return None

@@ -2,8 +2,9 @@
 
 from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
 from cavity.models.function import FunctionModel, function_model
+from cavity.models.location import NormalLocation, normal_location
 from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
-from cavity.models.network import equinox_model, network_model
+from cavity.models.network import NetworkModel, equinox_model, network_model
 from cavity.models.regression import (
     Regression,
     linear_regression,
@@ -18,6 +19,8 @@ __all__ = [
     "BernoulliShare",
     "CategoricalShares",
     "FunctionModel",
+    "NetworkModel",
+    "NormalLocation",
     "PoissonRate",
     "Regression",
     "equinox_model",
@@ -27,6 +30,7 @@ __all__ = [
     "mlp_classifier",
     "mlp_regression",
     "network_model",
+    "normal_location",
     "poisson_regression",
     "probit_regression",
     "softmax_regression",

@@ -58,12 +58,7 @@ class FunctionModel(PredictiveModel):
         return self.log_likelihood(self.parameters(theta), batch)
 
     def prepare(self, batch: PyTree) -> PyTree:
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
-        if not arrays or any(array.ndim == 0 for array in arrays):
-            raise DataError("data must be arrays with one entry per row along their first axis")
-        if len({len(array) for array in arrays}) > 1:
-            raise DataError(f"arrays of {sorted({len(array) for array in arrays})} rows; all must have the same rows")
-        return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
+        return numeric_rows(batch)
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         if self.predictor is None:
@@ -72,6 +67,16 @@ class FunctionModel(PredictiveModel):
         draws = posterior.sample(key, (num_draws or DEFAULT_DRAWS,))
         outcomes = jax.vmap(lambda theta: predictor(self.parameters(theta), x))(draws)
         return prediction_from_draws(outcomes)
+
+
+def numeric_rows(batch: PyTree) -> PyTree:
+    """A pytree of finite arrays with common rows, or a DataError that names the array."""
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
+    if not arrays or any(array.ndim == 0 for array in arrays):
+        raise DataError("data must be arrays with one entry per row along their first axis")
+    if len({len(array) for array in arrays}) > 1:
+        raise DataError(f"arrays of {sorted({len(array) for array in arrays})} rows; all must have the same rows")
+    return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
 
 
 def _numeric_leaf(path: Any, leaf: Any) -> np.ndarray:

@@ -58,9 +58,12 @@ class MLP(PredictorDraws, PredictiveModel):
             x = self.activation(x @ w + b)
         return x @ weights + biases
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         x, y = batch
-        return self.likelihood.log_prob(self.forward(theta, x), y)
+        return self.forward(theta, x), y
+
+    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        return self.likelihood.log_prob(*self.predictor(theta, batch))
 
     def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         """Each layer's input to its units is Gaussian given the layer below; it is drawn, and no weight is."""

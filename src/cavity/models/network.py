@@ -9,16 +9,67 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.distributions import DiagonalGaussian
-from cavity.interfaces import Likelihood
-from cavity.models.function import FunctionModel
+from cavity.distributions.trees import entry_names
+from cavity.errors import CavityError
+from cavity.interfaces import Likelihood, PredictiveModel, PredictorModel
+from cavity.models.function import numeric_rows
+from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
+
+
+class NetworkModel(PredictorModel, PredictiveModel):
+    """y ~ likelihood(apply(parameters, x)), mean field. Build it with `network_model` or `equinox_model`.
+
+    Attributes:
+        prior: over the raveled parameters.
+        likelihood: of an outcome given its predictors.
+        template: the parameters' pytree; its values do not matter.
+        apply: parameters and inputs [n, ...] to predictors [n, k].
+    """
+
+    prior: DiagonalGaussian
+    likelihood: Likelihood
+    template: PyTree
+    apply: Callable[[PyTree, Array], Array] = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        size = len(self.parameter_names)
+        if self.prior.dimension != size:
+            raise CavityError(f"the prior has dimension {self.prior.dimension}, the parameters have {size} entries")
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return entry_names(self.template)
+
+    def forward(self, theta: Float[Array, " d"], x: Any) -> Float[Array, "n k"]:
+        """The predictors at one flat vector of parameters."""
+        flat, unravel = ravel_pytree(self.template)
+        x = jnp.asarray(x)
+        return self.apply(unravel(theta), x.astype(flat.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
+
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        x, y = batch
+        f = self.forward(theta, x)
+        return f, jnp.asarray(y, f.dtype)
+
+    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        return self.likelihood.log_prob(*self.predictor(theta, batch))
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        return numeric_rows(batch)
+
+    def predict(
+        self, posterior: DiagonalGaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
+    ) -> Prediction:
+        draws = posterior.sample(key, (num_draws or DEFAULT_DRAWS,))
+        return prediction_from_draws(jax.vmap(lambda theta: self.likelihood.mean(self.forward(theta, x)))(draws))
 
 
 def network_model(
     apply: Callable[[PyTree, Array], Array], parameters: PyTree, likelihood: Likelihood, *, prior_scale: float = 1.0
-) -> FunctionModel:
+) -> NetworkModel:
     """Y ~ likelihood(apply(parameters, x)), with N(0, prior_scale^2) on every parameter, mean field.
 
     Args:
@@ -30,25 +81,11 @@ def network_model(
     Data are pairs (x, y). A network of Cavity's own, `mlp_classifier`, also has local reparameterisation.
     """
     flat = ravel_pytree(parameters)[0]
-
-    def predictors(parameters: PyTree, x: Any) -> Array:
-        x = jnp.asarray(x)
-        return apply(parameters, x.astype(flat.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
-
-    def log_likelihood(parameters: PyTree, batch: PyTree) -> Array:
-        x, y = batch
-        return likelihood.log_prob(predictors(parameters, x), jnp.asarray(y, flat.dtype))
-
-    precision = jnp.full_like(flat, prior_scale**-2)
-    return FunctionModel(
-        log_likelihood=log_likelihood,
-        template=parameters,
-        prior=DiagonalGaussian(jnp.zeros_like(flat), precision),
-        predictor=lambda parameters, x: likelihood.mean(predictors(parameters, x)),
-    )
+    prior = DiagonalGaussian(jnp.zeros_like(flat), jnp.full_like(flat, prior_scale**-2))
+    return NetworkModel(prior, likelihood, parameters, apply)
 
 
-def equinox_model(module: eqx.Module, likelihood: Likelihood, *, prior_scale: float = 1.0) -> FunctionModel:
+def equinox_model(module: eqx.Module, likelihood: Likelihood, *, prior_scale: float = 1.0) -> NetworkModel:
     """The same for an equinox module, which maps one input to its k predictors.
 
     Example:

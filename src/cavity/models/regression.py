@@ -18,7 +18,15 @@ from cavity.checks import numeric_matrix, numeric_vector
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.distributions.gaussian import Gaussian, row_roots, split
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PredictorDraws
+from cavity.interfaces import (
+    ConjugateModel,
+    Data,
+    Likelihood,
+    LinearModel,
+    PredictiveModel,
+    PredictorDraws,
+    PseudoRows,
+)
 from cavity.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -32,7 +40,7 @@ from cavity.models.prediction import Prediction, predict_from_predictor
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
 
 
-class Regression(LinearModel, PredictorDraws, ConjugateModel, PredictiveModel):
+class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, PredictiveModel):
     """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
 
     Attributes:
@@ -78,10 +86,12 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PredictiveModel):
         columns = jnp.concatenate([ones, x], axis=1) if self.intercept else x
         return tuple(ones if constant else columns for constant in self.constant)
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         designs, y = self.designs(batch)
-        f = jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1)
-        return self.likelihood.log_prob(f, y)
+        return jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1), y
+
+    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        return self.likelihood.log_prob(*self.predictor(theta, batch))
 
     def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         designs, y = self.designs(batch)
@@ -100,6 +110,19 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PredictiveModel):
         scaled = x * (data.weight / self.likelihood.noise_sd**2)[:, None]
         at_zero = self.likelihood.log_prob(jnp.zeros((*y.shape, 1), x.dtype), y)
         return FullGaussian(scaled.T @ y, scaled.T @ x), jnp.sum(data.weight * at_zero)
+
+    @property
+    def has_pseudo_rows(self) -> bool:
+        return isinstance(self.likelihood, GaussianNoise)
+
+    def standardised_residuals(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, "n k"]:
+        assert isinstance(self.likelihood, GaussianNoise)
+        f, y = self.predictor(theta, batch)
+        return (y[:, None] - f) / self.likelihood.noise_sd
+
+    def shifted(self, theta: Float[Array, " d"], batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        f, y = self.predictor(theta, batch)
+        return batch[0], y + share * (y - f[:, 0])
 
     def prepare(self, batch: PyTree) -> PyTree:
         x, y = _x_and_y(batch)

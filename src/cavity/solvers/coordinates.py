@@ -63,6 +63,8 @@ class MomentCoordinates(Coordinates):
     """A mean and the logs of scales: every step stays proper, and the mean's gradient is free of the precision."""
 
     def of(self, q: Any) -> MeanScale | MeanRoot:
+        if isinstance(q, MeanScale):
+            return q
         if isinstance(q, DiagonalGaussian):
             return MeanScale.of(q)
         scale, below = q.root

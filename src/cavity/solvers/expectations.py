@@ -10,16 +10,15 @@ All quantities are sums over rows, weighted by `data.weight`.
 from __future__ import annotations
 
 import abc
-from functools import cache
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from cavity.distributions.gaussian import Gaussian, row_roots
+from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import UnsuitableError
 from cavity.interfaces import LinearModel, Loss, Model, Problem
 
@@ -42,27 +41,8 @@ class Expectation(eqx.Module):
         """E_q[loss], E_q[gradient] and E_q[hessian] in theta (its diagonal only, unless `full_hessian`)."""
 
 
-@cache
-def normal_nodes(dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes [s, dimension] and weights [s] for expectations under a standard normal.
-
-    Gauss-Hermite grids up to three dimensions. Beyond, fixed antithetic draws whose mean and covariance are
-    exactly 0 and I, so that quadratics are integrated exactly.
-    """
-    per_axis = {1: 32, 2: 20, 3: 12}
-    if dimension in per_axis:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(per_axis[dimension])
-        grid = np.stack(np.meshgrid(*[nodes] * dimension, indexing="ij"), -1).reshape(-1, dimension)
-        products = np.stack(np.meshgrid(*[weights] * dimension, indexing="ij"), -1).reshape(-1, dimension).prod(1)
-        return grid, products / products.sum()
-    half = max(128, 2 * dimension)
-    draws = np.random.default_rng(0).standard_normal((half, dimension))
-    whitened = np.linalg.solve(np.linalg.cholesky(draws.T @ draws / half), draws.T).T
-    return np.concatenate([whitened, -whitened]), np.full(2 * half, 0.5 / half)
-
-
 class PredictorQuadrature(Expectation):
-    """For models with few linear predictors per row: an integral over f, not over theta."""
+    """For models with few linear predictors per row: an integral over f, not over theta; exact where it is known."""
 
     def check(self, model: Model, loss: Loss) -> None:
         if not isinstance(model, LinearModel):
@@ -73,6 +53,9 @@ class PredictorQuadrature(Expectation):
 
     def _value(self, problem: Problem, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any):
         assert isinstance(problem.model, LinearModel)
+        known = problem.loss.expected(problem.model.likelihood, mean, covariance, y)
+        if known is not None:
+            return jnp.asarray(problem.data.weight) @ known
         nodes, weights = normal_nodes(mean.shape[-1])
         spread = row_roots(covariance)
         f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))

@@ -21,11 +21,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
-from cavity.divergences.kl import KL
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.interfaces import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.leaves import as_count, as_number
 from cavity.solvers.expectations import Expectation, default_expectation
-from cavity.solvers.leaves import as_count, as_number
 
 NEWTON_LIMIT = 1000  # coefficients for which the d x d Hessian of a small family is formed
 
@@ -47,13 +46,16 @@ def derivatives(problem: Problem, q: Gaussian, expectation: Expectation | None, 
 
 def undamped(problem: Problem, q: Any, at: Derivatives) -> Any:
     """The target: eq. (3) at q, with the mean by Newton's method where the family is too small."""
-    cavity = problem.cavity
-    target = cavity * q.site(at.gradient, at.hessian)
-    if isinstance(q, FullGaussian) or at.hessian.ndim == 1:
+    assert isinstance(problem.divergence, MultipleOfKL)
+    cavity, weight = problem.cavity, jnp.asarray(problem.divergence.weight, at.gradient.dtype)
+    # E[loss] + weight * KL has the minimisers of E[loss] / weight + KL
+    gradient, hessian = at.gradient / weight, at.hessian / weight
+    target = cavity * q.site(gradient, hessian)
+    if isinstance(q, FullGaussian) or hessian.ndim == 1:
         return target
     mean = q.mean
-    slope = at.gradient + cavity.precision * mean - cavity.precision_mean
-    curvature = cavity.precision_matrix + at.hessian
+    slope = gradient + cavity.precision * mean - cavity.precision_mean
+    curvature = cavity.precision_matrix + hessian
     return target.with_mean(mean - jnp.linalg.solve(curvature, slope))
 
 
@@ -63,12 +65,13 @@ def default_tolerance(dtype: Any) -> float:
 
 
 def check_suitable(model: Model, loss: Loss, divergence: Divergence, expectation: Expectation | None) -> None:
-    """Raise UnsuitableError unless the family is Gaussian, the divergence KL, and the expectations can be had."""
+    """Raise UnsuitableError unless the family is Gaussian, the divergence KL-like, and the expectations can be had."""
     if not isinstance(model.prior, Gaussian):
         raise UnsuitableError(f"this solver needs a Gaussian family; the prior is {type(model.prior).__name__}")
-    if not isinstance(divergence, KL):
+    if not isinstance(divergence, MultipleOfKL):
         raise UnsuitableError(
-            f"this solver needs the divergence KL, not {type(divergence).__name__}; use a gradient solver"
+            f"this solver needs the divergence KL or a multiple of it, not {type(divergence).__name__}; use LBFGS or "
+            "Gradient"
         )
     (expectation or default_expectation(model)).check(model, loss)
 
@@ -83,7 +86,7 @@ class FixedPointState(eqx.Module):
 
 
 class FixedPoint(Solver):
-    """Eq. (4) with a constant rho, all rows in each step; for Gaussian families and the divergence KL.
+    """Eq. (4) with a constant rho, all rows in each step; for Gaussian families and multiples of KL.
 
     Attributes:
         step_size: rho.

@@ -20,9 +20,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, Solution, Solver
+from cavity.leaves import as_count, as_number
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.estimators import Estimator, LocalDraws, ParameterDraws
-from cavity.solvers.leaves import as_count, as_number
 from cavity.solvers.plateau import Plateau
 from cavity.solvers.start import FromPosterior, Start
 
@@ -42,6 +42,13 @@ def pull_to_cavity(problem: Problem, system: Coordinates, coordinates: PyTree) -
     """The divergence from the cavity, of q in the cheapest form that the divergence takes."""
     form = system.member if problem.divergence.asks_moments_only else system.natural
     return problem.divergence.objective(form(coordinates, problem.start), problem.cavity)
+
+
+def stay_inside(problem: Problem, system: Coordinates, coordinates: PyTree) -> PyTree:
+    """The same coordinates where the divergence is finite, else those of the member that it names instead."""
+    q = system.member(coordinates, problem.start)
+    admitted = problem.divergence.inside(q, problem.cavity)
+    return coordinates if admitted is q else system.of(admitted)
 
 
 class GradientState(eqx.Module):
@@ -117,7 +124,7 @@ class Gradient(Solver):
         return None if self.plateau is not None else int(self.num_steps)
 
     def init(self, problem: Problem) -> GradientState:
-        start = self.start(problem)
+        start = problem.divergence.inside(self.start(problem), problem.cavity)
         coordinates = self.coordinates.of(start)
         return GradientState(
             coordinates=coordinates,
@@ -136,8 +143,9 @@ class Gradient(Solver):
         updates, optimiser = self._optimiser(gradient).update(gradient, state.optimiser, state.coordinates)
         is_start = (state.steps == 0) & self.start.is_posterior
         initial_loss = jnp.asarray(jnp.where(is_start, loss, state.initial_loss))
+        moved = jax.tree.map(jnp.add, state.coordinates, updates)
         return GradientState(
-            coordinates=jax.tree.map(jnp.add, state.coordinates, updates),
+            coordinates=stay_inside(problem, self.coordinates, moved),
             optimiser=optimiser,
             plateau=None if self.plateau is None else self.plateau.update(state.plateau, value, loss),
             initial_loss=initial_loss,

@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.leaves import as_count, as_number
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.expectations import default_expectation
 from cavity.solvers.gradient import pull_to_cavity
-from cavity.solvers.leaves import as_count, as_number
 
 
 class LBFGSState(eqx.Module):
@@ -55,7 +55,7 @@ class LBFGS(Solver):
         return optax.lbfgs(memory_size=self.memory)
 
     def init(self, problem: Problem) -> LBFGSState:
-        coordinates = self.coordinates.of(problem.start)
+        coordinates = self.coordinates.of(problem.divergence.inside(problem.start, problem.cavity))
         loss = default_expectation(problem.model).value(problem, problem.start)
         slope = jnp.full((), jnp.inf, loss.dtype)
         return LBFGSState(coordinates, self._optimiser().init(coordinates), loss, slope, jnp.asarray(0))

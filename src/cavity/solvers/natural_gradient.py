@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cavity.distributions.gaussian import Gaussian
 from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.leaves import as_count, as_number
 from cavity.solvers.expectations import Expectation
 from cavity.solvers.fixed_point import Derivatives, check_suitable, default_tolerance, derivatives, undamped
-from cavity.solvers.leaves import as_count, as_number
 
 SMALLEST_STEP = 2.0**-30
 MAX_EXCESS = 10.0  # nats per coefficient by which spread may raise the loss of a start; at an optimum it is below 1/2

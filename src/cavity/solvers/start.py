@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.interfaces import Problem
-from cavity.solvers.leaves import as_number
+from cavity.leaves import as_number
 
 
 class Start(eqx.Module):

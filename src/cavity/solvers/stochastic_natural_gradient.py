@@ -20,11 +20,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cavity.distributions import DiagonalGaussian, FullGaussian
-from cavity.divergences.kl import KL
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.interfaces import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.leaves import as_count, as_number
 from cavity.solvers.gradient import mini_batch
-from cavity.solvers.leaves import as_count, as_number
 
 
 class StochasticNaturalGradientState(eqx.Module):
@@ -36,7 +35,7 @@ class StochasticNaturalGradientState(eqx.Module):
 
 
 class StochasticNaturalGradient(Solver):
-    """For full and diagonal Gaussians and any differentiable loss; divergence KL.
+    """For full and diagonal Gaussians and any differentiable loss; multiples of KL.
 
     Attributes:
         num_steps: how many steps.
@@ -57,8 +56,10 @@ class StochasticNaturalGradient(Solver):
             raise UnsuitableError(
                 f"this solver needs a full or diagonal Gaussian; the prior is {type(model.prior).__name__}"
             )
-        if not isinstance(divergence, KL):
-            raise UnsuitableError(f"the natural gradient needs the divergence KL, not {type(divergence).__name__}")
+        if not isinstance(divergence, MultipleOfKL):
+            raise UnsuitableError(
+                f"the natural gradient needs the divergence KL or a multiple of it, not {type(divergence).__name__}"
+            )
 
     @property
     def fixed_steps(self) -> int | None:
@@ -81,7 +82,9 @@ class StochasticNaturalGradient(Solver):
         def total(theta: Float[Array, " d"]) -> Float[Array, ""]:
             return jnp.asarray(batch.data.weight) @ batch.loss(batch.model, theta, batch.data.batch)
 
-        slopes = jax.vmap(jax.grad(total))(draws)
+        assert isinstance(problem.divergence, MultipleOfKL)
+        # E[loss] + weight * KL has the minimisers of E[loss] / weight + KL
+        slopes = jax.vmap(jax.grad(total))(draws) / jnp.asarray(problem.divergence.weight, mean.dtype)
         gradient = jnp.mean(slopes, axis=0)
         rho = (self.step_size / (1.0 + self.decay * state.steps)).astype(mean.dtype)
         if precision.ndim == 2:

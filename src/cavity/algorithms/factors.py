@@ -1,0 +1,73 @@
+"""One exchange of a method with a factor per client: what PVI and its generalisations share.
+
+cavity = posterior / factor
+tilted = argmin over q of E_q[loss on my data] + divergence(q : cavity)
+delta  = tilted / posterior
+factor = factor * delta ** exponent
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from cavity.distributions.natural import require_proper
+from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
+from cavity.state import Answer, Brief, Report
+
+
+class FactorAlgorithm(RowAlgorithm):
+    """Both halves but the server's product, which is left to the method."""
+
+    loss: eqx.AbstractVar[Loss]
+    divergence: eqx.AbstractVar[Divergence]
+
+    @property
+    @abc.abstractmethod
+    def is_product(self) -> bool:
+        """Whether the posterior is the prior times the factors."""
+
+    @property
+    def prior(self) -> Any:
+        return self.model.prior
+
+    def empty_row(self) -> Any:
+        return self.prior**0.0  # t_m = 1
+
+    def initial_local(self, data: Data) -> PyTree:
+        return None
+
+    def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
+        cavity = brief.posterior / brief.row
+        if self.divergence.needs_proper_cavity:
+            cavity = require_proper(cavity, f"measure {type(self.divergence).__name__} from")
+        loss, rows = self.loss.seen_from(self.model, cavity, data)
+        return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
+
+    def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
+        delta = solution.tilted / brief.posterior
+        report = Report(
+            residual=solution.tilted.kl(brief.posterior),
+            free_energy=self._free_energy(brief, problem, solution),
+            steps=solution.steps,
+            converged=solution.converged,
+        )
+        return Answer(delta, report), local
+
+    def _free_energy(self, brief: Brief, problem: Problem, solution: Solution) -> Float[Array, ""]:
+        """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised.
+
+        That is so where a divergence is not a multiple of KL, the posterior not a product, or the loss looks at the
+        cavity.
+        """
+        divergence, expected = self.divergence, solution.expected_loss
+        if not (self.is_product and isinstance(divergence, MultipleOfKL) and problem.loss is self.loss):
+            return jnp.full_like(expected, jnp.nan)
+        return -expected / jnp.asarray(divergence.weight, expected.dtype) - brief.posterior.cross(brief.row)
+
+    def merge(self, row: Any, delta: Any, exponent: Any) -> Any:
+        return row * delta**exponent

@@ -1,0 +1,175 @@
+"""The alpha-Renyi divergence between Gaussians (FedGVI, section 3.3).
+
+    D(q : p) = 1 / (alpha (alpha - 1)) * log of the integral of q^alpha p^(1 - alpha)
+
+Its appendix prints 1 / (alpha (1 - alpha)), which is negative. The limits are KL(q : p) at alpha = 1 and KL(p : q) at
+alpha = 0. With r the eigenvalues of Lambda_p relative to Lambda_q, v the difference of means in their coordinates, and
+
+    phi(u) = u - log(1 + u),     g(epsilon, x) = phi(x) - phi(epsilon x) / epsilon    (non-negative, g(0, x) = phi(x))
+
+it is a sum over coordinates of
+
+    v^2 r / (2 (alpha + (1 - alpha) r))  +  g(1 - alpha, r - 1) / (2 alpha)                for alpha >= 1/2,
+    v^2 r / (2 (alpha + (1 - alpha) r))  +  g(alpha, 1 / r - 1) / (2 (1 - alpha))          for alpha < 1/2,
+
+two forms of one function, of which one or the other keeps its digits at each limit. It is finite where every
+alpha + (1 - alpha) r is positive: for alpha > 1, q may not be much wider than p.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jaxtyping import Array, Float
+
+from cavity.distributions.full import FullGaussian
+from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.mean_scale import MeanScale
+from cavity.divergences.spectrum import precision_ratio, spectral_sum
+from cavity.errors import ImproperError, UnsuitableError
+from cavity.interfaces import Divergence
+from cavity.leaves import as_number, require
+
+SERIES_BELOW = 1e-2  # |u| under which phi(u) / u^2 is summed as a series: seven terms are exact to rounding
+
+
+def curvature(u: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """phi(u) / u^2 = (u - log(1 + u)) / u^2: 1/2 at u = 0, by its series nearby."""
+    small = jnp.abs(u) < SERIES_BELOW
+    away = jnp.where(small, 1.0, u)
+    near = jnp.where(small, u, 0.0)
+    series = 0.5 - near * (1 / 3 - near * (1 / 4 - near * (1 / 5 - near * (1 / 6 - near * (1 / 7 - near / 8)))))
+    return jnp.where(small, series, (away - jnp.log1p(away)) / away**2)
+
+
+def gap(epsilon: Any, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """g(epsilon, x) = phi(x) - phi(epsilon x) / epsilon, with no division by epsilon."""
+    return x**2 * (curvature(x) - epsilon * curvature(epsilon * x))
+
+
+def log_ratio(epsilon: Any, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Log(1 + epsilon x) / epsilon, which is x at epsilon = 0."""
+    u = epsilon * x
+    return x * (1.0 - u * curvature(u))
+
+
+class Renyi(Divergence):
+    """The alpha-Renyi divergence for Gaussian families.
+
+    With alpha > 1 a narrow q is cheaper than under KL, so that a bad prior holds it back less; with alpha < 1 dearer.
+    A cavity may be improper where alpha >= 1/2.
+
+    Attributes:
+        alpha: at least 0.
+    """
+
+    asks_moments_only: ClassVar[bool] = True
+    alpha: Float[Array, ""] = eqx.field(converter=as_number)
+    near_reverse: bool = eqx.field(static=True)  # alpha < 1/2
+
+    def __init__(self, alpha: Any):
+        self.alpha = as_number(alpha)
+        require(self.alpha, lambda alpha: alpha >= 0, "alpha of the Renyi divergence must be at least 0")
+        self.near_reverse = False if isinstance(self.alpha, Tracer) else bool(self.alpha < 0.5)
+
+    def check(self, family: Any) -> None:
+        if not isinstance(family, Gaussian):
+            raise UnsuitableError(
+                f"the alpha-Renyi divergence is implemented between Gaussians, not for {type(family).__name__}; use KL"
+            )
+
+    def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
+        value = self._full(q, p) if isinstance(q, FullGaussian) else self._mean_field(q, p)
+        if not isinstance(value, Tracer) and not jnp.isfinite(value):
+            raise ImproperError(
+                f"the alpha-Renyi divergence with alpha = {self.alpha} is infinite here: alpha times the precision of "
+                "q plus 1 - alpha times that of p is not positive, or p is improper. Take alpha nearer to 1, or KL"
+            )
+        return value
+
+    def _log_part(self, alpha: Any, r: Float[Array, " d"]) -> Float[Array, " d"]:
+        """The second term, infinite outside the domain, with finite derivatives there."""
+        inside = (alpha + (1.0 - alpha) * r > 0) & (r > 0)
+        r = jnp.where(inside, r, 1.0)
+        if self.near_reverse:
+            value = 0.5 * gap(alpha, 1.0 / r - 1.0) / (1.0 - alpha)
+        else:
+            value = 0.5 * gap(1.0 - alpha, r - 1.0) / alpha
+        return jnp.asarray(jnp.where(inside, value, jnp.inf))
+
+    def _mean_field(self, q: Any, p: Any) -> Float[Array, ""]:
+        alpha = self.alpha.astype(q.mean.dtype)
+        r = p.precision * q.variance
+        mixed = alpha + (1.0 - alpha) * r
+        distance = 0.5 * p.precision * (q.mean - p.mean) ** 2 / jnp.where(mixed > 0, mixed, 1.0)
+        return jnp.sum(distance + self._log_part(alpha, r))
+
+    def _full(self, q: FullGaussian, p: FullGaussian) -> Float[Array, ""]:
+        alpha = self.alpha.astype(q.precision.dtype)
+        ratio = precision_ratio(q, p)
+        v = q.cholesky.T @ (q.mean - p.mean)
+        distance = 0.5 * v @ ratio @ _mixed_solve(alpha, ratio, v)
+        return jnp.where(jnp.isnan(distance), jnp.inf, distance) + spectral_sum(self._log_part, alpha, ratio)
+
+    def objective(self, q: Any, p: Any) -> Float[Array, ""]:
+        """D(q : p) without the log-partition of p, which need not exist.
+
+        With s = grad log p at the mean of q and M = alpha Lambda_q + (1 - alpha) Lambda_p, it is 1 / alpha times
+
+            -log p(mean) + (alpha - 1) s' M^-1 s / 2 + log det Lambda_q / 2 + log det(M Lambda_q^-1) / (2 (1 - alpha))
+        """
+        if self.near_reverse:
+            return self(q, p)
+        alpha = self.alpha.astype(q.mean.dtype)
+        mean = q.mean
+        if isinstance(q, FullGaussian):
+            ratio = precision_ratio(q, p)
+            chol = q.cholesky
+            slope = p.precision_mean - p.precision @ mean
+            white = solve_triangular(chol, slope, lower=True)
+            at_mean = mean @ p.precision_mean - 0.5 * mean @ (p.precision @ mean)
+            bent = 0.5 * white @ _mixed_solve(alpha, ratio, white)
+            logs = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * spectral_sum(_log_mixture, alpha, ratio)
+            value = -at_mean + (alpha - 1.0) * jnp.where(jnp.isnan(bent), jnp.inf, bent) + logs
+            return value / alpha
+        variance = q.variance
+        r = p.precision * variance
+        mixed = alpha + (1.0 - alpha) * r
+        slope = p.precision_mean - p.precision * mean
+        at_mean = mean * (p.precision_mean - 0.5 * p.precision * mean)
+        bent = 0.5 * slope**2 * variance / jnp.where(mixed > 0, mixed, 1.0)
+        logs = 0.5 * (_log_mixture(alpha, r) - jnp.log(variance))
+        return jnp.sum(-at_mean + (alpha - 1.0) * bent + logs) / alpha
+
+    def inside(self, q: Any, p: Any) -> Any:
+        """For alpha > 1 a q that is too wide for p is brought half-way inside, for mean field per coordinate."""
+        alpha = self.alpha.astype(q.mean.dtype)
+        if isinstance(q, FullGaussian):
+            r = jnp.linalg.eigvalsh(precision_ratio(q, p))
+            outside = jnp.any(alpha + (1.0 - alpha) * r <= 0)
+            needed = jnp.max(2.0 * (alpha - 1.0) / alpha * r)
+            return q ** jnp.where(outside, needed, 1.0)
+        outside = alpha + (1.0 - alpha) * p.precision * q.variance <= 0
+        needed = 2.0 * (alpha - 1.0) / alpha * p.precision
+        if isinstance(q, MeanScale):
+            log_scale = jnp.where(outside, -0.5 * jnp.log(jnp.asarray(jnp.where(outside, needed, 1.0))), q.log_scale)
+            return MeanScale(q.mean, log_scale)
+        # one precision for all coordinates, or one each
+        outside, needed = (jnp.any(outside), jnp.max(needed)) if q.precision.ndim == 0 else (outside, needed)
+        return type(q)(q.precision_mean, jnp.where(outside, needed, q.precision)).with_mean(q.mean)
+
+
+def _log_mixture(alpha: Any, r: Float[Array, " d"]) -> Float[Array, " d"]:
+    """Log(alpha + (1 - alpha) r) / (1 - alpha), infinite outside the domain."""
+    inside = alpha + (1.0 - alpha) * r > 0
+    return jnp.where(inside, log_ratio(1.0 - alpha, jnp.where(inside, r, 1.0) - 1.0), jnp.inf)
+
+
+def _mixed_solve(alpha: Any, ratio: Float[Array, "d d"], v: Float[Array, " d"]) -> Float[Array, " d"]:
+    """(alpha I + (1 - alpha) R)^-1 v; NaN outside the domain."""
+    mixed = alpha * jnp.eye(len(v), dtype=v.dtype) + (1.0 - alpha) * ratio
+    return cho_solve((jnp.linalg.cholesky(mixed), True), v)

@@ -1,0 +1,36 @@
+"""What the robust losses share: they see a row through its likelihood."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from jaxtyping import Array, Float, PyTree
+
+from cavity.errors import UnsuitableError
+from cavity.interfaces import Likelihood, Loss, Model, PredictorModel
+
+
+class PredictorLoss(Loss):
+    """A loss of p(y | f), for models that have predictors."""
+
+    @abc.abstractmethod
+    def check_likelihood(self, likelihood: Likelihood) -> None:
+        """Raise UnsuitableError where the loss has no meaning."""
+
+    def check(self, model: Model) -> None:
+        if not isinstance(model, PredictorModel):
+            raise UnsuitableError(
+                f"the loss {type(self).__name__} needs a model with a likelihood of outcomes given predictors; "
+                f"{type(model).__name__} has none. Use a regression, a network, or the negative log likelihood"
+            )
+        self.check_likelihood(model.likelihood)
+
+    def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
+        assert isinstance(model, PredictorModel)
+        return self.of_predictor(model.likelihood, *model.predictor(theta, batch))
+
+
+def name_of(likelihood: Any) -> str:
+    """For messages."""
+    return type(likelihood).__name__

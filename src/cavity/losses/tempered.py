@@ -1,0 +1,54 @@
+"""A loss with a weight of its own against the divergence: the learning rate of generalised Bayes (FedGVI, eq. 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, Float, PyTree
+
+from cavity.interfaces import Data, Likelihood, Loss, Model
+from cavity.leaves import as_number, require
+from cavity.losses.nll import NegativeLogLikelihood
+
+
+class Tempered(Loss):
+    """weight * loss, by default of the negative log likelihood: a power of the likelihood.
+
+    Attributes:
+        weight: positive; below 1 the data count less than they would, above 1 more.
+        loss: what is weighted.
+    """
+
+    weight: Float[Array, ""] = eqx.field(converter=as_number)
+    loss: Loss = NegativeLogLikelihood()
+
+    def __check_init__(self) -> None:
+        require(self.weight, lambda weight: weight > 0, "the weight of a loss must be positive")
+
+    def check(self, model: Model) -> None:
+        self.loss.check(model)
+
+    def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
+        return self._weigh(self.loss(model, theta, batch))
+
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        return self._weigh(self.loss.of_predictor(likelihood, f, y))
+
+    def _weigh(self, values: Any) -> Any:
+        return self.weight.astype(values.dtype) * values
+
+    def expected(
+        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+    ) -> Float[Array, " n"] | None:
+        values = self.loss.expected(likelihood, mean, covariance, y)
+        return None if values is None else self._weigh(values)
+
+    @property
+    def likelihood_power(self) -> Any:
+        power = self.loss.likelihood_power
+        return None if power is None else self.weight * power
+
+    def seen_from(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
+        loss, data = self.loss.seen_from(model, cavity, data)
+        return self if loss is self.loss else Tempered(self.weight, loss), data

@@ -1,0 +1,121 @@
+"""The location of normal data: y ~ N(theta, S), S known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from cavity.checks import numeric_matrix
+from cavity.distributions import FullGaussian
+from cavity.distributions.gaussian import Gaussian
+from cavity.errors import CavityError
+from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PseudoRows
+from cavity.likelihoods import GaussianVector
+from cavity.models.prediction import Prediction, predict_from_predictor
+from cavity.models.regression import gaussian_prior
+
+
+class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
+    """Rows y of d numbers around one location theta, with a Gaussian prior. Build it with `normal_location`.
+
+    Attributes:
+        prior: over theta.
+        likelihood: N(theta, S).
+    """
+
+    prior: Gaussian
+    likelihood: Likelihood
+
+    def __check_init__(self) -> None:
+        if self.prior.dimension != self.likelihood.num_predictors:
+            raise CavityError(
+                f"the prior has dimension {self.prior.dimension}, the noise {self.likelihood.num_predictors}; "
+                "both are that of a row"
+            )
+
+    @property
+    def noise(self) -> GaussianVector:
+        """The likelihood, which is always this one."""
+        assert isinstance(self.likelihood, GaussianVector)
+        return self.likelihood
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return tuple(f"location {j}" for j in range(1, self.prior.dimension + 1))
+
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        return jnp.broadcast_to(theta, batch.shape), batch
+
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+        ones = jnp.ones((batch.shape[0], 1), batch.dtype)
+        return (ones,) * self.prior.dimension, batch
+
+    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        return self.likelihood.log_prob(theta, batch)
+
+    @property
+    def is_conjugate(self) -> bool:
+        return isinstance(self.prior, FullGaussian)
+
+    def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
+        """The factor is the weighted sum of rows and their total weight, times S^-1."""
+        root, y = self.noise.root, jnp.asarray(data.batch)
+        precision = cho_solve((root, True), jnp.eye(len(root), dtype=root.dtype))
+        factor = FullGaussian(precision @ (data.weight @ y), precision * jnp.sum(data.weight))
+        at_zero = self.likelihood.log_prob(jnp.zeros(len(root), y.dtype), y)
+        return factor, jnp.asarray(data.weight) @ at_zero
+
+    @property
+    def has_pseudo_rows(self) -> bool:
+        return True
+
+    def standardised_residuals(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, "n k"]:
+        return self.noise.standardise(batch - theta)
+
+    def shifted(self, theta: Float[Array, " d"], batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        return batch + share[:, None] * (batch - theta)
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        return numeric_matrix(batch, [f"x{j}" for j in range(1, self.prior.dimension + 1)])
+
+    def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
+        """The expected row, once for each entry of `x` (which says only how many are wanted)."""
+        designs, _ = self.designs(jnp.zeros((len(x), self.prior.dimension)))
+        return predict_from_predictor(key, self.likelihood, *posterior.map_moments(designs), num_draws)
+
+
+def normal_location(
+    dimension: int = 1,
+    *,
+    noise_sd: Any = 1.0,
+    covariance: Any = None,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 10.0,
+    family: type[Gaussian] | None = None,
+) -> NormalLocation:
+    """Rows of `dimension` numbers, y ~ N(theta, S), with N(0, prior_scale^2) on each entry of theta.
+
+    Args:
+        dimension: of a row.
+        noise_sd: of every entry (or one per entry), for independent entries.
+        covariance: S, instead of `noise_sd`.
+        prior: over theta; if None, by `prior_scale`.
+        prior_scale: in the units of the rows.
+        family: `FullGaussian` or `DiagonalGaussian`; None chooses by dimension.
+    """
+    if covariance is None:
+        scales = np.broadcast_to(np.asarray(noise_sd, float), (dimension,))
+        if not (scales > 0).all():
+            raise CavityError(f"noise_sd must be positive, not {noise_sd}")
+        covariance = np.diag(scales**2)
+    covariance = np.asarray(covariance, float)
+    if covariance.shape != (dimension, dimension) or not np.allclose(covariance, covariance.T):
+        raise CavityError(f"covariance must be a symmetric {dimension} x {dimension} matrix")
+    if not np.all(np.linalg.eigvalsh(covariance) > 0):
+        raise CavityError("covariance must be positive definite")
+    prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior
+    return NormalLocation(prior, GaussianVector.from_covariance(covariance))
