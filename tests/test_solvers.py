@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cavity import losses
 from cavity.distributions import Beta, DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.distributions.quadrature import normal_nodes
 from cavity.divergences import KL, Renyi, WeightedKL
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Problem
-from cavity.losses import Beta, NegativeLogLikelihood, ScoreMatching, SquaredExponential, Tempered
+from cavity.losses import NegativeLogLikelihood, ScoreMatching, SquaredExponential, Tempered
 from cavity.models import (
     BernoulliShare,
     function_model,
@@ -289,7 +290,7 @@ def test_default_choices():
     assert isinstance(default_solver(exact, nll, kl), Conjugate)
     assert isinstance(default_solver(exact, ScoreMatching(SquaredExponential(2.0)), kl), Conjugate)
     assert isinstance(default_solver(exact, Tempered(0.5), WeightedKL(2.0)), Conjugate)
-    assert isinstance(default_solver(exact, Beta(0.5), kl), NaturalGradient)
+    assert isinstance(default_solver(exact, losses.Beta(0.5), kl), NaturalGradient)
     assert isinstance(default_solver(exact, nll, Renyi(0.5)), LBFGS)
     mean_field = linear_regression(2, noise_sd=1.0, family=DiagonalGaussian)
     for model in (mean_field, linear_regression(2), logistic_regression(2)):

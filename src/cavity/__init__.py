@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cavity.errors import CavityError
     from cavity.interfaces import ClientSource
     from cavity.results import Fit, load, resume, run
+    from cavity.selection import choose
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "FedGVI",
     "Fit",
     "Weighted",
+    "choose",
     "distributions",
     "divergences",
     "kl",
@@ -58,6 +60,7 @@ _HOME = {
     "ClientSource": "cavity.interfaces",
     "Fit": "cavity.results",
     "Weighted": "cavity.data.clients",
+    "choose": "cavity.selection",
     "kl": "cavity.diagnostics",
     "load": "cavity.results",
     "resume": "cavity.results",

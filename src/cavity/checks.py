@@ -36,7 +36,8 @@ def numeric_matrix(x: Any, features: Sequence[str]) -> np.ndarray:
             f"x has {found}, but the model has {len(features)} features "
             f"({', '.join(features[:6])}{', ...' if len(features) > 6 else ''}); the intercept is added for you"
         )
-    return np.stack([finite_column(array[:, j], f"column '{name}'") for j, name in enumerate(features)], axis=1)
+    columns = [finite_column(array[:, j], f"column '{name}'") for j, name in enumerate(features)]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(array), 0))  # an intercept alone
 
 
 def numeric_vector(y: Any) -> np.ndarray:

@@ -1,15 +1,21 @@
-"""How far two posteriors are apart, and how much a client moves one."""
+"""How far two posteriors are apart, and how much a client or a row moves one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from cavity import ledger
+from cavity.engines.drive import client_half, in_own_precision, numbers_as_leaves
+from cavity.interfaces import Algorithm, Data
+from cavity.state import Brief, ServerState
 
 
 def kl(q: Any, reference: Any) -> float:
@@ -28,19 +34,47 @@ def moments(q: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Influence:
-    """How far the posterior moves when one client is taken out.
+    """How far the posterior moves when a client is taken out, or a row is added.
 
     Attributes:
-        kl: KL(posterior without the client : posterior with it), in nats.
-        shift: the change of each parameter's mean, in standard deviations of the posterior with the client.
+        kl: KL(moved posterior : posterior), in nats.
+        shift: the change of each parameter's mean, in standard deviations of the posterior.
     """
 
     kl: float
     shift: dict[str, float]
 
 
-def influence(without: Any, posterior: Any, names: tuple[str, ...]) -> Influence:
-    """Compare the posterior without a client to the one with it."""
+def influence(moved: Any, posterior: Any, names: tuple[str, ...]) -> Influence:
+    """Compare a posterior that has moved to the one that has not."""
     mean, sd = moments(posterior)
-    shift = (moments(without)[0] - mean) / sd
-    return Influence(kl(without, posterior), {name: float(s) for name, s in zip(names, shift, strict=True)})
+    shift = (moments(moved)[0] - mean) / sd
+    return Influence(kl(moved, posterior), {name: float(s) for name, s in zip(names, shift, strict=True)})
+
+
+def posteriors_with_rows(algorithm: Any, server: ServerState, client: str, data: Data, rows: Data, seed: int) -> list:
+    """The posterior after one client solves again with one more row, for each of `rows` by itself.
+
+    The other clients' factors stay as they are. All rows are tried in one program.
+    """
+    brief = Brief(server.posterior, server.rows[client], algorithm.shared(server))
+    brief = in_own_precision(algorithm, jax.tree.map(jnp.asarray, brief))
+    key = jax.random.key(seed)
+    deltas = ledger.to_host(_deltas(numbers_as_leaves(algorithm), key, brief, data, rows.batch, rows.weight))
+    posteriors = []
+    for i in range(len(rows.weight)):
+        delta = jax.tree.map(lambda leaf, i=i: leaf[i], deltas)
+        moved = server.rows | {client: algorithm.merge(server.rows[client], delta, 1.0)}
+        posteriors.append(algorithm.rebuild(server.prior, list(moved.values())))
+    return posteriors
+
+
+@eqx.filter_jit
+def _deltas(algorithm: Algorithm, key: PRNGKeyArray, brief: Brief, data: Data, batch: PyTree, weight: Any) -> PyTree:
+    def with_row(row: PyTree, row_weight: Any) -> PyTree:
+        longer = jax.tree.map(lambda rows, row: jnp.concatenate([jnp.asarray(rows), row[None]]), data.batch, row)
+        weights = jnp.append(jnp.asarray(data.weight), row_weight)
+        more = Data(longer, weights, jnp.asarray(data.num_rows) + 1)
+        return client_half(algorithm, key, brief, algorithm.initial_local(more), more)[0].delta
+
+    return jax.vmap(with_row)(jax.tree.map(jnp.asarray, batch), jnp.asarray(weight))

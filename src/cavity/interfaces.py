@@ -244,6 +244,11 @@ class Loss(eqx.Module):
         return None
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether no theta is infinitely bad: then an improper cavity leaves the local problem without a solution."""
+        return False
+
+    @property
     def likelihood_power(self) -> Any:
         """The loss is this multiple of the negative log likelihood of the rows it sees; None if it is not one."""
         return None

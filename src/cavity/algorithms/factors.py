@@ -1,9 +1,13 @@
 """One exchange of a method with a factor per client: what PVI and its generalisations share.
 
-cavity = posterior / factor
-tilted = argmin over q of E_q[loss on my data] + divergence(q : cavity)
-delta  = tilted / posterior
-factor = factor * delta ** exponent
+    cavity = posterior / factor
+    tilted = argmin over q of E_q[loss on my data] + divergence(q : cavity)
+    delta  = tilted / posterior
+    factor = factor * delta ** exponent
+
+A bounded loss cannot hold q against an improper cavity: the local problem would have no solution. There only so much of
+the own factor is taken out as leaves the cavity proper, and delta = tilted / cavity / factor, which is the same where
+all of it is. Fixed points whose cavities are proper are not touched by this.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from jaxtyping import Array, Float, PyTree
 from cavity.distributions.natural import require_proper
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
+
+KEPT = 0.1  # of the posterior's precision, by the cavity of a bounded loss
 
 
 class FactorAlgorithm(RowAlgorithm):
@@ -42,14 +48,22 @@ class FactorAlgorithm(RowAlgorithm):
         return None
 
     def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        cavity = brief.posterior / brief.row
+        cavity = brief.posterior / self._taken_out(brief)
         if self.divergence.needs_proper_cavity:
             cavity = require_proper(cavity, f"measure {type(self.divergence).__name__} from")
         loss, rows = self.loss.seen_from(self.model, cavity, data)
         return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
 
+    def _taken_out(self, brief: Brief) -> Any:
+        if not self.loss.is_bounded:
+            return brief.row
+        return brief.row ** brief.posterior.removable(brief.row, KEPT)
+
     def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
-        delta = solution.tilted / brief.posterior
+        if self.loss.is_bounded:
+            delta = solution.tilted / problem.cavity / brief.row
+        else:
+            delta = solution.tilted / brief.posterior
         report = Report(
             residual=solution.tilted.kl(brief.posterior),
             free_energy=self._free_energy(brief, problem, solution),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.full import FullGaussian
-from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
+from cavity.distributions.gaussian import Gaussian, removable_share, split, symmetric_kl_terms
 from cavity.distributions.natural import ArrayLike
 
 
@@ -78,6 +78,9 @@ class DiagonalGaussian(Gaussian):
     def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> DiagonalGaussian:
         precision = diagonal**-2
         return cls(precision * mean, precision)
+
+    def removable(self, factor: DiagonalGaussian, kept: float) -> Float[Array, ...]:
+        return removable_share(jnp.asarray(factor.precision) / self.precision, kept)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
-from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
+from cavity.distributions.gaussian import Gaussian, removable_share, split, symmetric_kl_terms
 from cavity.distributions.natural import ArrayLike
 
 
@@ -95,6 +95,12 @@ class FullGaussian(Gaussian):
         lower = jnp.tril(below, -1) + jnp.diag(diagonal)
         precision = cho_solve((lower, True), jnp.eye(len(mean), dtype=lower.dtype))
         return cls(precision @ mean, precision)
+
+    def removable(self, factor: FullGaussian, kept: float) -> Float[Array, ...]:
+        chol = self.cholesky
+        left = solve_triangular(chol, jnp.asarray(factor.precision), lower=True)
+        ratio = solve_triangular(chol, left.T, lower=True)
+        return removable_share(jnp.linalg.eigvalsh(0.5 * (ratio + ratio.T))[-1], kept)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> FullGaussian:
         matrix = jnp.diag(hessian) if hessian.ndim == 1 else hessian

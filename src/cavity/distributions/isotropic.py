@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import Gaussian, removable_share
 from cavity.distributions.natural import ArrayLike
 
 
@@ -81,6 +81,9 @@ class IsotropicGaussian(Gaussian):
     def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> IsotropicGaussian:
         precision = diagonal**-2
         return cls(precision * mean, precision)
+
+    def removable(self, factor: IsotropicGaussian, kept: float) -> Float[Array, ...]:
+        return removable_share(jnp.asarray(factor.precision) / self.precision, kept)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates

@@ -43,7 +43,7 @@ class PoissonLog(ClosedFormMean, PowerIntegral):
         stride = jnp.maximum(2 * _REACH * jnp.sqrt(rate / power) / _NODES, 1.0)
         first = jnp.maximum(jnp.floor(rate - 0.5 * stride * _NODES), 0.0)
         counts = first[..., None] + stride[..., None] * jnp.arange(_NODES, dtype=f.dtype)
-        terms = power * self.log_prob(f[..., None, :], counts)
+        terms = power * self.log_prob(jnp.broadcast_to(f[..., None, :], (*counts.shape, 1)), counts)
         return jax.nn.logsumexp(terms, axis=-1) + jnp.log(stride)
 
     def check(self, y: np.ndarray) -> str | None:

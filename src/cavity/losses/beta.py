@@ -45,6 +45,10 @@ class Beta(PredictorLoss):
     def __check_init__(self) -> None:
         require(self.beta, lambda beta: beta > 0, "beta must be positive (0 is the negative log likelihood)")
 
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
     def check_likelihood(self, likelihood: Likelihood) -> None:
         check_power_integral("beta", likelihood)
 

@@ -27,6 +27,10 @@ class GeneralisedCrossEntropy(PredictorLoss):
         what = "delta must be above 0 (which is the negative log likelihood) and at most 1"
         require(self.delta, lambda delta: (delta > 0) & (delta <= 1), what)
 
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
     def check_likelihood(self, likelihood: Likelihood) -> None:
         if not likelihood.is_discrete:
             raise UnsuitableError(

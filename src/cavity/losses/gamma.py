@@ -30,6 +30,10 @@ class Gamma(PredictorLoss):
     def __check_init__(self) -> None:
         require(self.gamma, lambda gamma: gamma > 1, "gamma must exceed 1 (1 is the negative log likelihood)")
 
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
     def check_likelihood(self, likelihood: Likelihood) -> None:
         check_power_integral("gamma", likelihood)
 

@@ -45,6 +45,10 @@ class Tempered(Loss):
         return None if values is None else self._weigh(values)
 
     @property
+    def is_bounded(self) -> bool:
+        return self.loss.is_bounded
+
+    @property
     def likelihood_power(self) -> Any:
         power = self.loss.likelihood_power
         return None if power is None else self.weight * power

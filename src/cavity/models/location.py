@@ -55,7 +55,7 @@ class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
         return (ones,) * self.prior.dimension, batch
 
     def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.likelihood.log_prob(theta, batch)
+        return self.likelihood.log_prob(*self.predictor(theta, batch))
 
     @property
     def is_conjugate(self) -> bool:
@@ -66,7 +66,7 @@ class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
         root, y = self.noise.root, jnp.asarray(data.batch)
         precision = cho_solve((root, True), jnp.eye(len(root), dtype=root.dtype))
         factor = FullGaussian(precision @ (data.weight @ y), precision * jnp.sum(data.weight))
-        at_zero = self.likelihood.log_prob(jnp.zeros(len(root), y.dtype), y)
+        at_zero = self.likelihood.log_prob(jnp.zeros_like(y), y)
         return factor, jnp.asarray(data.weight) @ at_zero
 
     @property

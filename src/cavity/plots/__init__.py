@@ -2,5 +2,6 @@
 
 from cavity.plots.convergence import compare, convergence
 from cavity.plots.forest import forest
+from cavity.plots.robust import boundaries, choice, curves
 
-__all__ = ["compare", "convergence", "forest"]
+__all__ = ["boundaries", "choice", "compare", "convergence", "curves", "forest"]

@@ -66,7 +66,8 @@ class LBFGS(Solver):
         def objective(coordinates: PyTree) -> Float[Array, ""]:
             q = self.coordinates.member(coordinates, problem.start)
             expected = default_expectation(problem.model).value(problem, q)
-            return expected + pull_to_cavity(problem, self.coordinates, coordinates)
+            value = expected + pull_to_cavity(problem, self.coordinates, coordinates)
+            return jnp.where(jnp.isnan(value), jnp.inf, value)  # an overflow must lose every comparison
 
         value, gradient = optax.value_and_grad_from_state(objective)(state.coordinates, state=state.optimiser)
         updates, optimiser = self._optimiser().update(
