@@ -79,6 +79,7 @@ class Likelihood(eqx.Module):
     """p(y | f): how an outcome depends on `num_predictors` numbers. Works elementwise over leading axes."""
 
     is_discrete: ClassVar[bool] = False  # whether p is a probability, at most 1, and not a density
+    has_classes: ClassVar[bool] = False  # whether outcomes are classes, and `mean` their probabilities
 
     @property
     @abc.abstractmethod

@@ -1,10 +1,12 @@
 """Choosing a number of a method (beta, gamma, delta, alpha) without a clean test set: cross-validation at the clients.
 
 Every client deals its rows into folds. For each value and each fold the federation runs without that fold, and every
-client scores the rows it held out; the one number that leaves it is their sum, and the server adds those up.
+client scores the rows that it held out. What leaves a client are sums over its rows: of their losses, and of the
+squares of their differences between two values; the server adds those up.
 
-The held-out rows are contaminated like the others, so the score must not be led by them: by default it is the expected
-quadratic score (the beta loss with beta = 1; for classes the Brier score up to constants), which is proper and bounded.
+The held-out rows are contaminated like the others. So the score must be bounded, and the lowest one is not the wisest
+choice: rows that are wrong in the same way at every client can be predicted, and a fit that bends to them predicts
+them. What is chosen is the most robust value that is not clearly worse than the best one, by `errors` standard errors.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from cavity.data.clients import prepare_clients
 from cavity.divergences.kl import KL
 from cavity.engines.drive import name_number
 from cavity.errors import CavityError
-from cavity.interfaces import Data, LinearModel, Loss, Model, PredictorDraws, Problem
+from cavity.interfaces import Data, LinearModel, Loss, Model, PredictiveModel, PredictorDraws, PredictorModel, Problem
 from cavity.losses.beta import Beta
 from cavity.results import run
 from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws
@@ -33,30 +35,43 @@ if TYPE_CHECKING:
 
 NUM_SAMPLES = 64  # Monte Carlo samples of a score, where it is not exact
 
+Score = Callable[[Model, Any, Data], Array]
+
 
 @dataclass(frozen=True)
 class Choice:
     """What cross-validation found.
 
     Attributes:
-        values: those tried.
-        scores: for each value the held-out loss per row (weighted), over all folds and clients; lower is better.
-        standard_errors: of the difference of each score to the best one, from the folds.
+        values: those tried, from the least to the most robust.
+        scores: for each value the held-out loss per row; lower is better.
+        standard_errors: of the difference of each score to the lowest.
+        errors: how many standard errors above the lowest a score may lie.
     """
 
     values: tuple[Any, ...]
     scores: np.ndarray
     standard_errors: np.ndarray
+    errors: float
 
     @property
-    def best(self) -> Any:
+    def lowest(self) -> Any:
         """The value with the lowest held-out loss."""
         return self.values[int(np.argmin(self.scores))]
 
+    @property
+    def chosen(self) -> Any:
+        """The most robust value that is not clearly worse than the lowest."""
+        return self.values[int(np.max(np.flatnonzero(self._allowed)))]
+
+    @property
+    def _allowed(self) -> np.ndarray:
+        return self.scores - self.scores.min() <= self.errors * self.standard_errors
+
     def __str__(self) -> str:
-        lines = [f"{'value':>10}  {'held-out loss':>13}  {'above the best':>20}"]
+        lines = [f"{'value':>10}  {'held-out loss':>13}  {'above the lowest':>20}"]
         for value, score, error in zip(self.values, self.scores, self.standard_errors, strict=True):
-            mark = " <" if value == self.best else ""
+            mark = " < chosen" if value == self.chosen else ""
             above = f"{score - self.scores.min():.5f} +- {error:.5f}"
             lines.append(f"{value!s:>10}  {score:>13.5f}  {above:>20}{mark}")
         return "\n".join(lines)
@@ -74,7 +89,8 @@ def choose(
     clients: Mapping[str, Any],
     *,
     num_folds: int = 5,
-    score: Loss | None = None,
+    score: Score | None = None,
+    errors: float = 2.0,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
     **options: Any,
@@ -83,20 +99,22 @@ def choose(
 
     Args:
         make: the method for a value, such as `lambda beta: FedGVI(model, losses.Beta(beta))`.
-        values: to try.
+        values: to try, from the least to the most robust.
         clients: name -> data, as for `cavity.run`.
         num_folds: parts into which every client deals its rows.
-        score: the loss of a held-out row; None is `losses.Beta(1.0)`.
+        score: (model, posterior, rows) -> the loss of each row, bounded. None is the Brier score of the prediction for
+            two or more classes, and the expected quadratic score (the beta loss with beta = 1) for other outcomes.
+        errors: the most robust value within so many standard errors of the lowest is chosen; 0 takes the lowest.
         seed: of the folds and of the runs.
         progress: called with a line after each value.
         **options: of `cavity.run` (schedule, rounds, tolerance, ...).
 
     Example:
         >>> import cavity
-        >>> model = cavity.models.linear_regression([], noise_sd=1.0)
+        >>> model = cavity.models.normal_location()
         >>> rows = np.concatenate([np.random.default_rng(0).normal(size=40), np.full(8, 9.0)])
-        >>> clients = {"leeds": (np.zeros((24, 0)), rows[::2]), "york": (np.zeros((24, 0)), rows[1::2])}
-        >>> cavity.choose(lambda b: cavity.FedGVI(model, cavity.losses.Beta(b)), [0.001, 0.3], clients).best
+        >>> clients = {"leeds": rows[::2], "york": rows[1::2]}
+        >>> cavity.choose(lambda b: cavity.FedGVI(model, cavity.losses.Beta(b)), [0.001, 0.3], clients).chosen
         0.3
     """
     values = tuple(values)
@@ -104,45 +122,97 @@ def choose(
         raise CavityError("there are no values to choose from")
     if num_folds < 2:
         raise CavityError(f"cross-validation needs at least 2 folds, not {num_folds}")
+    if not errors >= 0:
+        raise CavityError(f"errors must be at least 0, not {errors}")
     methods = [make(value) for value in values]  # bad values fail before any work
-    score = Beta(1.0) if score is None else score
-    for method in methods:
-        score.check(method.model)
+    score = default_score(methods[0].model) if score is None else score
     data = prepare_clients(methods[0].model, clients)
     folds = {name: _deal(name, rows, num_folds, seed) for name, rows in data.items()}
-    losses = np.zeros((len(values), num_folds))
-    for i, method in enumerate(methods):
-        for fold in range(num_folds):
-            rest = {name: _weighted(rows, folds[name] != fold) for name, rows in data.items()}
-            posterior = jax.tree.map(jnp.asarray, run(method, rest, seed=seed, **options).posterior)
-            held_out = {name: _weighted(rows, folds[name] == fold) for name, rows in data.items()}
-            losses[i, fold] = sum(
-                float(_held_out_loss(method.model, score, posterior, rows, jax.random.key(seed)))
-                for rows in held_out.values()
-            )
+    losses: list[dict[str, np.ndarray]] = []  # for each value and client, of each row when it was held out
+    for value, method in zip(values, methods, strict=True):
+        losses.append(_held_out_losses(method, data, folds, num_folds, score, seed, options))
+        if not all(np.isfinite(loss).all() for loss in losses[-1].values()):
+            raise CavityError(f"the held-out loss is not finite for the value {value}; leave it out")
         if progress is not None:
-            progress(f"value {values[i]}: held-out loss {losses[i].sum():.4f} ({i + 1} of {len(values)})")
-    if not np.isfinite(losses).all():
-        bad = [str(value) for value, row in zip(values, losses, strict=True) if not np.isfinite(row).all()]
-        raise CavityError(f"the held-out loss is not finite for {', '.join(bad)}; leave those values out")
-    num_rows = sum(float(np.sum(rows.weight)) for rows in data.values())
-    above = losses - losses[np.argmin(losses.sum(1))]
-    errors = np.std(above, axis=1, ddof=1) * np.sqrt(num_folds) / num_rows
-    return Choice(values, losses.sum(1) / num_rows, errors)
+            total = _total(data, losses[-1])
+            progress(f"value {value}: held-out loss {total:.5g} ({len(losses)} of {len(values)})")
+    totals = np.array([_total(data, loss) for loss in losses])
+    lowest, num_rows = losses[int(np.argmin(totals))], sum(float(np.sum(rows.weight)) for rows in data.values())
+    standard_errors = [_standard_error(data, loss, lowest) for loss in losses]
+    return Choice(values, totals / num_rows, np.array(standard_errors) / num_rows, errors)
+
+
+def default_score(model: Model) -> Score:
+    """A bounded score that suits the model's outcomes."""
+    if isinstance(model, PredictorModel) and isinstance(model, PredictiveModel) and model.likelihood.has_classes:
+        return brier
+    quadratic = Beta(1.0)
+    quadratic.check(model)
+    return expected_loss(quadratic)
+
+
+def brier(model: Model, posterior: Any, rows: Data) -> Float[Array, " n"]:
+    """The squared distance of the predicted probabilities from what came, for each row."""
+    assert isinstance(model, PredictiveModel)
+    x, y = rows.batch
+    draws = None if isinstance(model, LinearModel) else NUM_SAMPLES
+    predicted = model.predict(posterior, x, key=jax.random.key(0), num_draws=draws).mean
+    if predicted.ndim == 1:
+        return (predicted - y) ** 2
+    return jnp.sum((predicted - jax.nn.one_hot(jnp.asarray(y, int), predicted.shape[1])) ** 2, axis=1)
+
+
+def expected_loss(loss: Loss) -> Score:
+    """E_q of a loss, for each row."""
+
+    def score(model: Model, posterior: Any, rows: Data) -> Float[Array, " n"]:
+        return _expected_losses(model, loss, posterior, rows)
+
+    return score
+
+
+def _held_out_losses(
+    method: Any,
+    data: Mapping[str, Data],
+    folds: Mapping[str, np.ndarray],
+    num_folds: int,
+    score: Score,
+    seed: int,
+    options: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+    found = {name: np.full(len(rows.weight), np.nan) for name, rows in data.items()}
+    for fold in range(num_folds):
+        # rows left out have weight 0, so that all folds have the same shape and one program serves them
+        rest = {name: replace(rows, weight=rows.weight * (folds[name] != fold)) for name, rows in data.items()}
+        posterior = run(method, rest, seed=seed, **options).posterior
+        dtype = jnp.result_type(*jax.tree.leaves(method.prior))
+        posterior = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), posterior)
+        for name, rows in data.items():
+            held_out = folds[name] == fold
+            found[name][held_out] = np.asarray(score(method.model, posterior, rows))[held_out]
+    return found
 
 
 def _deal(name: str, data: Data, num_folds: int, seed: int) -> np.ndarray:
     """The fold of each row, of nearly equal sizes."""
     if len(data.weight) < num_folds:
-        raise CavityError(
-            f"client {name!r} has {len(data.weight)} rows, fewer than {num_folds} folds; take fewer folds"
-        )
+        raise CavityError(f"client {name!r} has {len(data.weight)} rows, fewer than {num_folds} folds; take fewer")
     return np.random.default_rng((seed, name_number(name))).permutation(np.arange(len(data.weight)) % num_folds)
 
 
-def _weighted(data: Data, kept: np.ndarray) -> Data:
-    """Rows left out have weight 0, so that all folds have the same shape and one program serves them."""
-    return replace(data, weight=data.weight * kept)
+def _total(data: Mapping[str, Data], losses: Mapping[str, np.ndarray]) -> float:
+    """Each client's sum over its rows, added up."""
+    return float(sum(np.asarray(rows.weight) @ losses[name] for name, rows in data.items()))
+
+
+def _standard_error(
+    data: Mapping[str, Data], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
+) -> float:
+    """Of the difference of two totals, from the scatter of the rows' differences."""
+    weights = sum(float(np.sum(rows.weight)) for rows in data.values())
+    mean = (_total(data, ours) - _total(data, theirs)) / weights
+    squares = sum(np.asarray(rows.weight) @ (ours[n] - theirs[n] - mean) ** 2 for n, rows in data.items())
+    return float(np.sqrt(squares))
 
 
 def _estimator(model: Model) -> Estimator:
@@ -152,9 +222,10 @@ def _estimator(model: Model) -> Estimator:
 
 
 @eqx.filter_jit
-def _held_out_loss(model: Model, score: Loss, posterior: Any, rows: Data, key: PRNGKeyArray) -> Float[Array, ""]:
-    """What a client computes from its held-out rows, and all that leaves it."""
-    dtype = jnp.result_type(*jax.tree.leaves(model.prior))
-    posterior = jax.tree.map(lambda leaf: leaf.astype(dtype), posterior)
-    problem = Problem(model, score, KL(), posterior, posterior, jax.tree.map(jnp.asarray, rows))
-    return _estimator(model)(key, problem, posterior)
+def _expected_losses(model: Model, loss: Loss, posterior: Any, rows: Data) -> Float[Array, " n"]:
+    def total(weight: Float[Array, " n"]) -> Float[Array, ""]:
+        problem = Problem(model, loss, KL(), posterior, posterior, replace(rows, weight=weight))
+        return _estimator(model)(jax.random.key(0), problem, posterior)
+
+    # an estimate of a sum is linear in the rows' weights: its derivative is each row's own
+    return jax.grad(total)(jnp.ones_like(jnp.asarray(rows.weight)))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 REPRODUCE = {
     "pvi-adult": "cavity.experiments.pvi_adult:pvi_adult",
     "bnn-mnist": "cavity.experiments.bnn_mnist:bnn_mnist",
+    "fedgvi-mnist": "cavity.experiments.fedgvi_images:fedgvi_mnist",
+    "fedgvi-fashion": "cavity.experiments.fedgvi_images:fedgvi_fashion",
+    "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",

@@ -24,6 +24,7 @@ class BernoulliLogit(ClosedFormMean, PowerIntegral):
     """p(y = 1 | f) = 1 / (1 + exp(-f))."""
 
     is_discrete: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
 
     @property
     def num_predictors(self) -> int:
@@ -54,6 +55,7 @@ class BernoulliProbit(ClosedFormMean, PowerIntegral):
     """p(y = 1 | f) = Phi(f)."""
 
     is_discrete: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
 
     @property
     def num_predictors(self) -> int:

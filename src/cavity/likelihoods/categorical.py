@@ -21,6 +21,7 @@ class CategoricalLogit(PowerIntegral):
     """
 
     is_discrete: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
     num_classes: int = eqx.field(static=True)
 
     @property
@@ -53,6 +54,7 @@ class CategoricalSoftmax(PowerIntegral):
     """
 
     is_discrete: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
     num_classes: int = eqx.field(static=True)
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def choice(found: Choice, *, label: str = "value", axes: Axes | None = None) -> Figure:
-    """The held-out loss of each value above the best, with its standard error.
+    """The held-out loss of each value above the lowest, with the standard error of the difference.
 
     Args:
         found: what `cavity.choose` returned.
@@ -30,8 +30,10 @@ def choice(found: Choice, *, label: str = "value", axes: Axes | None = None) -> 
     axes.errorbar(places, above, yerr=found.standard_errors, color=colour(0), marker="o", capsize=3)
     axes.set_xticks(places, [f"{value:g}" if isinstance(value, float) else str(value) for value in found.values])
     axes.axhline(0, color=GUIDE, linewidth=1, linestyle="--", zorder=0)
+    where = found.values.index(found.chosen)
+    axes.plot(where, above[where], marker="o", markersize=11, color=colour(1), fillstyle="none", linestyle="none")
     axes.set_xlabel(label)
-    axes.set_ylabel("held-out loss per row, above the best")
+    axes.set_ylabel("held-out loss per row, above the lowest")
     return figure_of(axes)
 
 
