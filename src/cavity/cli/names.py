@@ -17,6 +17,8 @@ REPRODUCE = {
     "bnn-mnist": "cavity.experiments.bnn_mnist:bnn_mnist",
     "fedgvi-mnist": "cavity.experiments.fedgvi_images:fedgvi_mnist",
     "fedgvi-fashion": "cavity.experiments.fedgvi_images:fedgvi_fashion",
+    "fedgvi-covertype": "cavity.experiments.fedgvi_covertype:fedgvi_covertype",
+    "fedgvi-heart": "cavity.experiments.fedgvi_heart:fedgvi_heart",
     "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
 }
 BENCH = {
