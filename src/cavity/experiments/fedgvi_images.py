@@ -5,7 +5,7 @@ is ten times the written one. Here a loss does not depend on the number of sampl
 is theirs, w = 1 what is written.
 
 Training differs from theirs where it says nothing of the method: clients work in turn and undamped (theirs: all at
-once, damping 1/M), with 80 to 90 epochs in all. Settings were tried out on the last 10,000 training images, with wrong
+once, damping 1/M), with 75 to 80 epochs in all. Settings were tried out on the last 10,000 training images, with wrong
 labels as in training. Test images have the right labels and are never used to choose: on MNIST the last pass counts, on
 Fashion-MNIST the setting is chosen by the wrong labels of 10,000 training images that are held out.
 """
@@ -30,9 +30,10 @@ from cavity.models import MLP, mlp_classifier
 from cavity.server import Fixed
 
 HIDDEN, ALPHA = 200, 2.5
+MANY_CLIENTS_STEP_SIZE = 6e-3  # ten clients have fewer rows, so fewer steps per visit, which are larger
 MNIST_DELTA, MNIST_SHARE, MNIST_PASSES, MNIST_EPOCHS = 0.8, 0.1, 8, 10
-FASHION_CLIENTS, FASHION_HELD_OUT, FASHION_PASSES, FASHION_EPOCHS = 3, 10_000, 6, 15
-FASHION_SETTINGS = ((0.5, 10.0), (0.5, 30.0), (0.8, 30.0))  # delta and w
+FASHION_CLIENTS, FASHION_HELD_OUT, FASHION_PASSES, FASHION_EPOCHS = 3, 10_000, 5, 15
+FASHION_SETTINGS = ((0.5, 30.0), (0.8, 30.0))  # delta and w
 # accuracies in per cent: table 1 for 10 and 3 clients, table 2's best for each share of wrong labels
 PAPER_MNIST = {
     "PVI": (95.56, 96.68),
@@ -114,7 +115,7 @@ def fedgvi_fashion(journal: Journal, size: Size, seed: int) -> None:
     quick = size is Size.QUICK
     passes, epochs, hidden = (1, 1, 50) if quick else (FASHION_PASSES, FASHION_EPOCHS, HIDDEN)
     settings = [(delta, w) for delta in (0.4, 0.5, 0.8, 1.0) for w in (10.0, 30.0)]
-    settings = settings if size is Size.FULL else FASHION_SETTINGS[: 2 if quick else 3]
+    settings = settings if size is Size.FULL else FASHION_SETTINGS
     journal.settings(
         data="Fashion-MNIST, 50,000 labels to train and 10,000 to choose, both with wrong ones; 10,000 test labels",
         num_clients=FASHION_CLIENTS,
@@ -143,10 +144,11 @@ def fedgvi_fashion(journal: Journal, size: Size, seed: int) -> None:
                 found.append((records[-1]["validation_error"], 100 * (1 - records[-1]["test_error"]), delta, w))
                 journal.row("fashion", seed=this, wrong=share, delta=delta, w=w, accuracy=found[-1][1],
                             validation=100 * (1 - found[-1][0]), seconds=seconds)  # fmt: skip
-            records, seconds = _fit(
-                journal, f"{share:.0%} wrong, PVI", "PVI", clients, passes, epochs, hidden, this, test, validation
-            )
-            pvi = 100 * (1 - records[-1]["test_error"])
+            pvi = None
+            if size is Size.FULL:
+                label = f"{share:.0%} wrong, PVI"
+                records, _ = _fit(journal, label, "PVI", clients, passes, epochs, hidden, this, test, validation)
+                pvi = 100 * (1 - records[-1]["test_error"])
             _, accuracy, delta, w = min(found)
             journal.row("chosen", seed=this, wrong=share, delta=delta, w=w, accuracy=accuracy, paper=paper, pvi=pvi,
                         paper_pvi=PAPER_FASHION_PVI[share])  # fmt: skip
@@ -159,7 +161,7 @@ def fedgvi_fashion(journal: Journal, size: Size, seed: int) -> None:
 def _training(passes: int, epochs: int, hidden: int) -> dict[str, str]:
     return {
         "model": f"784-{hidden}-10, prior N(0, {images.PRIOR_SCALE}^2), mean field, local reparameterisation",
-        "solver": f"Adam {images.STEP_SIZE} (scales x {images.SCALES_FASTER:g}), cosine decay in each solve, batch "
+        "solver": f"Adam {images.STEP_SIZE}, for 10 clients {MANY_CLIENTS_STEP_SIZE} (scales x {images.SCALES_FASTER:g}), cosine decay in each solve, batch "
         f"{images.BATCH_SIZE}",
         "budget": f"{passes} passes, {epochs} epochs per visit, sequential, undamped",
     }
@@ -184,7 +186,8 @@ def _fit(
     scores = {"test_error": images.error_rate(model, test)}
     if validation is not None:
         scores = {"validation_error": images.error_rate(model, validation)} | scores
-    algorithm = method(name, model, images.perceptron_solver(clients, epochs), delta)
+    step_size = MANY_CLIENTS_STEP_SIZE if len(clients) == 10 else images.STEP_SIZE
+    algorithm = method(name, model, images.perceptron_solver(clients, epochs, step_size), delta)
     fit = images.train(journal, label, algorithm, clients, passes, seed, scores)
     entries = ("round", *scores, "residual", "exponent", "refused", "seconds")
     return [{entry: record[entry] for entry in entries} for record in fit.history], time.monotonic() - began

@@ -52,12 +52,12 @@ def _labels(coordinates: MeanScale) -> PyTree:
     return eqx.tree_at(lambda q: (q.mean, q.log_scale), coordinates, ("mean", "scale"))
 
 
-def perceptron_solver(clients: Mapping[str, Images], epochs: int) -> Gradient:
+def perceptron_solver(clients: Mapping[str, Images], epochs: int, step_size: float = STEP_SIZE) -> Gradient:
     """So many epochs over each client's rows per visit."""
     rows_per_client = min(len(y) for _, y in clients.values())
     num_steps = epochs * rows_per_client // BATCH_SIZE
     start = Tight(TIGHT, JITTER, first_only=True)
-    return Gradient(annealed(num_steps), STEP_SIZE, num_steps, batch_size=BATCH_SIZE, start=start)
+    return Gradient(annealed(num_steps), step_size, num_steps, batch_size=BATCH_SIZE, start=start)
 
 
 def train(
