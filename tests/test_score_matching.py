@@ -83,7 +83,7 @@ def around(kernel, model, centre, theta, batch):
 
 @model_of
 @kernel_of
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20), width=st.floats(0.5, 5))
 def test_the_definition(model, kernel, seed, width):
     data, centre, theta = random_rows(model, seed)
@@ -109,7 +109,7 @@ def two_views(kernel, model, centre, theta, data):
 
 @model_of
 @kernel_of
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20), width=st.floats(0.5, 5))
 def test_a_client_sees_gaussian_rows(model, kernel, seed, width):
     """Whose likelihood differs from the loss by a constant: gradient and Hessian in theta are the same."""
@@ -166,12 +166,11 @@ def test_an_outlier_pulls_only_so_much(kernel):
         return jax.jacrev(lambda theta: scores.around(MODELS["location"], origin, theta, batch))(origin)
 
     size = np.linalg.norm(pull(batch), axis=1)
-    assert size.max() < 10
-    assert size[-1] <= size.max()
-    scale = np.linalg.norm(np.linalg.solve(COVARIANCE, direction))
-    slow = {"slow": 1e-4}.get(kernel, np.inf)  # K ~ m^(-1/2): the pull of a far row neither grows nor vanishes
-    assert size[-1] < 1e-3 or abs(size[-1] / size[-3] - 1) < slow
-    assert size[0] < scale * 10
+    assert size.max() < 1e-4 * distances[-1] * np.linalg.norm(np.linalg.solve(COVARIANCE, direction))
+    if kernel == "slow":  # K ~ m^(-1/2): the pull of a far row neither grows nor vanishes
+        np.testing.assert_allclose(size[-1], size[-3], rtol=1e-4)
+    else:
+        assert size[-1] < 1e-4
 
 
 def test_it_is_weighed_around_a_cavity():

@@ -21,10 +21,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
@@ -76,6 +77,11 @@ class Renyi(Divergence):
         require(self.alpha, lambda alpha: alpha >= 0, "alpha of the Renyi divergence must be at least 0")
         self.near_reverse = False if isinstance(self.alpha, Tracer) else bool(self.alpha < 0.5)
 
+    @property
+    def needs_proper_cavity(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The form for alpha < 1/2 holds for a proper p only."""
+        return self.near_reverse
+
     def check(self, family: Any) -> None:
         if not isinstance(family, Gaussian):
             raise UnsuitableError(
@@ -112,8 +118,10 @@ class Renyi(Divergence):
         alpha = self.alpha.astype(q.precision.dtype)
         ratio = precision_ratio(q, p)
         v = q.cholesky.T @ (q.mean - p.mean)
-        distance = 0.5 * v @ ratio @ _mixed_solve(alpha, ratio, v)
-        return jnp.where(jnp.isnan(distance), jnp.inf, distance) + spectral_sum(self._log_part, alpha, ratio)
+        solved, inside = _mixed_solve(alpha, ratio, v)
+        distance = 0.5 * v @ ratio @ solved
+        value = distance + spectral_sum(self._log_part, alpha, ratio)
+        return jnp.asarray(jnp.where(inside & ~jnp.isnan(distance), value, jnp.inf))
 
     def objective(self, q: Any, p: Any) -> Float[Array, ""]:
         """D(q : p) without the log-partition of p, which need not exist.
@@ -132,10 +140,11 @@ class Renyi(Divergence):
             slope = p.precision_mean - p.precision @ mean
             white = solve_triangular(chol, slope, lower=True)
             at_mean = mean @ p.precision_mean - 0.5 * mean @ (p.precision @ mean)
-            bent = 0.5 * white @ _mixed_solve(alpha, ratio, white)
+            solved, inside = _mixed_solve(alpha, ratio, white)
+            bent = 0.5 * white @ solved
             logs = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * spectral_sum(_log_mixture, alpha, ratio)
-            value = -at_mean + (alpha - 1.0) * jnp.where(jnp.isnan(bent), jnp.inf, bent) + logs
-            return value / alpha
+            value = -at_mean + (alpha - 1.0) * bent + logs
+            return jnp.asarray(jnp.where(inside, value / alpha, jnp.inf))
         variance = q.variance
         r = p.precision * variance
         mixed = alpha + (1.0 - alpha) * r
@@ -169,7 +178,9 @@ def _log_mixture(alpha: Any, r: Float[Array, " d"]) -> Float[Array, " d"]:
     return jnp.where(inside, log_ratio(1.0 - alpha, jnp.where(inside, r, 1.0) - 1.0), jnp.inf)
 
 
-def _mixed_solve(alpha: Any, ratio: Float[Array, "d d"], v: Float[Array, " d"]) -> Float[Array, " d"]:
-    """(alpha I + (1 - alpha) R)^-1 v; NaN outside the domain."""
-    mixed = alpha * jnp.eye(len(v), dtype=v.dtype) + (1.0 - alpha) * ratio
-    return cho_solve((jnp.linalg.cholesky(mixed), True), v)
+def _mixed_solve(alpha: Any, ratio: Float[Array, "d d"], v: Float[Array, " d"]) -> tuple[Array, Bool[Array, ""]]:
+    """(alpha I + (1 - alpha) R)^-1 v, and whether that is inside the domain; outside it is v, whose slope is finite."""
+    identity = jnp.eye(len(v), dtype=v.dtype)
+    mixed = alpha * identity + (1.0 - alpha) * ratio
+    inside = jnp.all(jnp.isfinite(jnp.linalg.cholesky(jax.lax.stop_gradient(mixed))))
+    return cho_solve((jnp.linalg.cholesky(jnp.where(inside, mixed, identity)), True), v), inside
