@@ -232,7 +232,7 @@ def test_tempering_scales_everything():
         np.testing.assert_allclose(tempered(model, theta, batch), 0.25 * plain, rtol=1e-14)
         np.testing.assert_allclose(tempered.of_predictor(model.likelihood, f, y), 0.25 * plain, rtol=1e-12)
         np.testing.assert_allclose(tempered.expected(model.likelihood, *moments, y), 0.25 * expected, rtol=1e-14)
-        assert tempered.is_bounded == loss.is_bounded
+        assert tempered.needs_proper_cavity == loss.needs_proper_cavity
 
 
 def test_powers_of_the_likelihood():

@@ -118,7 +118,7 @@ def test_the_influence_of_a_row_is_that_of_adding_it():
         np.testing.assert_allclose(found.kl, cavity.kl(anew.posterior, fit.posterior), rtol=1e-8)
 
 
-def test_influence_is_bounded_under_a_robust_loss_only():
+def test_influence_needs_proper_cavity_under_a_robust_loss_only():
     clients, positions = location_rows(0), np.array([3.0, 10.0, 100.0, 1e4])
     robust, plain = cavity.run(beta(0.5), clients), cavity.run(cavity.PVI(normal_location(prior_scale=3.0)), clients)
     assert max(found.kl for found in robust.row_influence("a", positions)) < 0.1

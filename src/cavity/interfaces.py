@@ -245,8 +245,8 @@ class Loss(eqx.Module):
         return None
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether no theta is infinitely bad: then an improper cavity leaves the local problem without a solution."""
+    def needs_proper_cavity(self) -> bool:
+        """Whether the loss is bounded, so that with an improper cavity there is no minimiser, or looks at its mean."""
         return False
 
     @property

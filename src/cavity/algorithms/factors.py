@@ -5,9 +5,10 @@
     delta  = tilted / posterior
     factor = factor * delta ** exponent
 
-A bounded loss cannot hold q against an improper cavity: the local problem would have no solution. There only so much of
-the own factor is taken out as leaves the cavity proper, and delta = tilted / cavity / factor, which is the same where
-all of it is. Fixed points whose cavities are proper are not touched by this.
+Some losses and divergences need a proper cavity: a bounded loss cannot hold q against an improper one, score matching
+looks at its mean, the reverse KL divergence is infinite. There only so much of the own factor is taken out as leaves
+the cavity proper, and delta = tilted / cavity / factor, which is the same where all of it is taken out. Fixed points
+whose cavities are proper are not touched by this.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from cavity.distributions.natural import require_proper
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
 
-KEPT = 0.1  # of the posterior's precision, by the cavity of a bounded loss
+KEPT = 0.1  # of the posterior's precision, by a cavity that must be proper
 
 
 class FactorAlgorithm(RowAlgorithm):
@@ -49,18 +49,20 @@ class FactorAlgorithm(RowAlgorithm):
 
     def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
         cavity = brief.posterior / self._taken_out(brief)
-        if self.divergence.needs_proper_cavity:
-            cavity = require_proper(cavity, f"measure {type(self.divergence).__name__} from")
         loss, rows = self.loss.seen_from(self.model, cavity, data)
         return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
 
+    @property
+    def _keeps_cavity_proper(self) -> bool:
+        return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
+
     def _taken_out(self, brief: Brief) -> Any:
-        if not self.loss.is_bounded:
+        if not self._keeps_cavity_proper:
             return brief.row
         return brief.row ** brief.posterior.removable(brief.row, KEPT)
 
     def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
-        if self.loss.is_bounded:
+        if self._keeps_cavity_proper:
             delta = solution.tilted / problem.cavity / brief.row
         else:
             delta = solution.tilted / brief.posterior

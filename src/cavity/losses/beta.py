@@ -46,7 +46,7 @@ class Beta(PredictorLoss):
         require(self.beta, lambda beta: beta > 0, "beta must be positive (0 is the negative log likelihood)")
 
     @property
-    def is_bounded(self) -> bool:
+    def needs_proper_cavity(self) -> bool:
         return True
 
     def check_likelihood(self, likelihood: Likelihood) -> None:

@@ -28,7 +28,7 @@ class GeneralisedCrossEntropy(PredictorLoss):
         require(self.delta, lambda delta: (delta > 0) & (delta <= 1), what)
 
     @property
-    def is_bounded(self) -> bool:
+    def needs_proper_cavity(self) -> bool:
         return True
 
     def check_likelihood(self, likelihood: Likelihood) -> None:

@@ -31,7 +31,7 @@ class Gamma(PredictorLoss):
         require(self.gamma, lambda gamma: gamma > 1, "gamma must exceed 1 (1 is the negative log likelihood)")
 
     @property
-    def is_bounded(self) -> bool:
+    def needs_proper_cavity(self) -> bool:
         return True
 
     def check_likelihood(self, likelihood: Likelihood) -> None:

@@ -120,5 +120,9 @@ class ScoreMatching(Loss):
         raise CavityError("score matching is weighed around a cavity; use `seen_from`")
 
     @property
+    def needs_proper_cavity(self) -> bool:
+        return True  # the weights are around its mean
+
+    @property
     def likelihood_power(self) -> Any:
         return 1.0

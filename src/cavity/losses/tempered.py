@@ -45,8 +45,8 @@ class Tempered(Loss):
         return None if values is None else self._weigh(values)
 
     @property
-    def is_bounded(self) -> bool:
-        return self.loss.is_bounded
+    def needs_proper_cavity(self) -> bool:
+        return self.loss.needs_proper_cavity
 
     @property
     def likelihood_power(self) -> Any:

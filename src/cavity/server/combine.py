@@ -22,6 +22,8 @@ from cavity.solvers.coordinates import MomentCoordinates
 
 MAX_STEPS = 500
 TOLERANCE = 1e-9  # of the largest entry of the gradient, in nats per unit of a coordinate
+GOOD_ENOUGH = 1e-4  # of the same, after the last step
+WIDEST = 1e12  # times the prior's variance: what is wider is on its way to infinity
 
 
 def combine(divergence: Divergence, prior: Any, factors: Any) -> Any:
@@ -70,7 +72,10 @@ def _minimise(divergence: Divergence, prior: Any, factors: Any) -> Any:
 
     first = _State(coordinates, lbfgs.init(coordinates), jnp.asarray(jnp.inf, start.mean.dtype))
     _, last = jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, step(carry[1])), (jnp.asarray(0), first))
-    return system.natural(last.coordinates, prior)
+    q = system.natural(last.coordinates, prior)
+    # with factors of negative precision there may be no minimum: an improper answer makes the server damp more
+    found = (last.slope < GOOD_ENOUGH) & jnp.all(q.variance < WIDEST * prior.variance)
+    return jax.tree.map(lambda leaf: jnp.where(found, leaf, jnp.nan), q)
 
 
 _compiled = eqx.filter_jit(_minimise)
