@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cavity
 from cavity.distributions.quadrature import normal_nodes
 from cavity.experiments import handwritten
 from cavity.experiments.core_speed import Contestant, logistic_rows, product_shapes, shared_out
@@ -21,7 +22,8 @@ def stacked(rows):
 
 
 def block(model, rows, solver, damping):
-    contestant = Contestant(model, shared_out(rows, NUM_CLIENTS), solver, 0, damping)
+    method = cavity.PVI(model, solver=solver, damping=damping)
+    contestant = Contestant(method, shared_out(rows, NUM_CLIENTS), 0)
     server, rounds = contestant.engine.advance(contestant.server, NUM_ROUNDS)
     return server.posterior, [rounds[i] for i in range(NUM_ROUNDS)]
 

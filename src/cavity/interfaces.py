@@ -274,7 +274,8 @@ class Divergence(eqx.Module):
     def objective(self, q: Any, p: Any) -> Float[Array, ""]:
         """D(q : p) up to a constant in q: defined for an improper p wherever the local problem is.
 
-        Where the divergence is infinite, so is this, with finite derivatives: a line search steps back.
+        Where the divergence is infinite, so is this, with finite derivatives: a line search steps back. For mean field
+        they lead back to where it is finite.
         """
 
     def check(self, family: Any) -> None:

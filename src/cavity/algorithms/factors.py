@@ -48,7 +48,7 @@ class FactorAlgorithm(RowAlgorithm):
         return None
 
     def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        cavity = brief.posterior / self._taken_out(brief)
+        cavity = self._cavity(brief)
         loss, rows = self.loss.seen_from(self.model, cavity, data)
         return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
 
@@ -56,10 +56,10 @@ class FactorAlgorithm(RowAlgorithm):
     def _keeps_cavity_proper(self) -> bool:
         return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
 
-    def _taken_out(self, brief: Brief) -> Any:
-        if not self._keeps_cavity_proper:
-            return brief.row
-        return brief.row ** brief.posterior.removable(brief.row, KEPT)
+    def _cavity(self, brief: Brief) -> Any:
+        if self._keeps_cavity_proper:
+            return brief.posterior.without(brief.row, KEPT)
+        return brief.posterior / brief.row
 
     def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
         if self._keeps_cavity_proper:

@@ -13,9 +13,9 @@
 With the negative log likelihood and KL twice it is PVI. Damping 1/M makes the posterior a logarithmic opinion pool of
 the clients' tilted distributions (proposition 4.3).
 
-With multiples of KL a fixed point is a minimiser of the pooled problem (proposition 4.4). With other divergences no such
-thing is known: with Renyi the iteration settles in practice, with reverse KL and Fisher-Rao clients that disagree may
-widen the posterior without end. The history's residual tells; damp more, or give the server the other divergence.
+With multiples of KL a fixed point is a minimiser of the pooled problem (proposition 4.4). With other divergences no
+such thing is known: with Renyi the iteration settles in practice, with reverse KL and Fisher-Rao clients that disagree
+may widen the posterior without end. The history's residual tells; damp more, or give the server the other divergence.
 """
 
 from __future__ import annotations

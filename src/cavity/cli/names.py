@@ -23,6 +23,7 @@ REPRODUCE = {
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
+    "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
 }
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.full import FullGaussian
-from cavity.distributions.gaussian import Gaussian, removable_share, split, symmetric_kl_terms
+from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
 from cavity.distributions.natural import ArrayLike
 
 
@@ -79,8 +79,12 @@ class DiagonalGaussian(Gaussian):
         precision = diagonal**-2
         return cls(precision * mean, precision)
 
-    def removable(self, factor: DiagonalGaussian, kept: float) -> Float[Array, ...]:
-        return removable_share(jnp.asarray(factor.precision) / self.precision, kept)
+    def without(self, factor: DiagonalGaussian, kept: float) -> DiagonalGaussian:
+        # 1 - s factor / self = kept, where s = 1 would leave less
+        rest = self.precision - factor.precision
+        least = kept * self.precision
+        share = jnp.where(rest < least, (self.precision - least) / factor.precision, 1.0)
+        return DiagonalGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, least))
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)

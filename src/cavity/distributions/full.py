@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
-from cavity.distributions.gaussian import Gaussian, removable_share, split, symmetric_kl_terms
+from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
 from cavity.distributions.natural import ArrayLike
 
 
@@ -96,11 +96,12 @@ class FullGaussian(Gaussian):
         precision = cho_solve((lower, True), jnp.eye(len(mean), dtype=lower.dtype))
         return cls(precision @ mean, precision)
 
-    def removable(self, factor: FullGaussian, kept: float) -> Float[Array, ...]:
+    def without(self, factor: FullGaussian, kept: float) -> FullGaussian:
         chol = self.cholesky
         left = solve_triangular(chol, jnp.asarray(factor.precision), lower=True)
         ratio = solve_triangular(chol, left.T, lower=True)
-        return removable_share(jnp.linalg.eigvalsh(0.5 * (ratio + ratio.T))[-1], kept)
+        largest = jnp.linalg.eigvalsh(0.5 * (ratio + ratio.T))[-1]
+        return self / factor ** jnp.where(largest > 1.0 - kept, (1.0 - kept) / largest, 1.0)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> FullGaussian:
         matrix = jnp.diag(hessian) if hessian.ndim == 1 else hessian

@@ -63,10 +63,10 @@ class Gaussian(ExponentialFamily):
         """The member with this mean and this root of its covariance."""
 
     @abc.abstractmethod
-    def removable(self: G, factor: G, kept: float) -> Float[Array, ...]:
-        """The largest exponent s <= 1 for which self / factor ** s keeps a share `kept` of this precision.
+    def without(self: G, factor: G, kept: float) -> G:
+        """Self / factor ** s with the largest s <= 1 that keeps a share `kept` of this precision.
 
-        One for each coordinate where the family knows no correlations.
+        There is one s for each coordinate where the family knows no correlations.
         """
 
     @abc.abstractmethod
@@ -109,9 +109,3 @@ def symmetric_kl_terms(ratio: Float[Array, " d"]) -> Float[Array, ""]:
     """Sum of (r - 1 - log r), each non-negative: exact where the plain difference of traces and logs cancels."""
     excess = ratio - 1.0
     return jnp.sum(excess - jnp.log1p(excess))
-
-
-def removable_share(ratio: Float[Array, ...], kept: float) -> Float[Array, ...]:
-    """The largest s <= 1 with 1 - s * ratio >= kept, for the ratio of a factor's precision to the whole."""
-    too_much = ratio > 1.0 - kept
-    return jnp.asarray(jnp.where(too_much, (1.0 - kept) / jnp.where(too_much, ratio, 1.0), 1.0))

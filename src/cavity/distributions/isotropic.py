@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.gaussian import Gaussian, removable_share
+from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import ArrayLike
 
 
@@ -82,8 +82,12 @@ class IsotropicGaussian(Gaussian):
         precision = diagonal**-2
         return cls(precision * mean, precision)
 
-    def removable(self, factor: IsotropicGaussian, kept: float) -> Float[Array, ...]:
-        return removable_share(jnp.asarray(factor.precision) / self.precision, kept)
+    def without(self, factor: IsotropicGaussian, kept: float) -> IsotropicGaussian:
+        # 1 - s factor / self = kept, where s = 1 would leave less
+        rest = self.precision - factor.precision
+        least = kept * self.precision
+        share = jnp.where(rest < least, (self.precision - least) / factor.precision, 1.0)
+        return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, least))
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates

@@ -18,12 +18,14 @@ alpha + (1 - alpha) r is positive: for alpha > 1, q may not be much wider than p
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
@@ -35,6 +37,7 @@ from cavity.errors import ImproperError, UnsuitableError
 from cavity.interfaces import Divergence
 from cavity.leaves import as_number, require
 
+STEEPEST = 1e-3  # of alpha + (1 - alpha) r: derivatives grow no more where less is left of the domain
 SERIES_BELOW = 1e-2  # |u| under which phi(u) / u^2 is summed as a series: seven terms are exact to rounding
 
 
@@ -145,14 +148,8 @@ class Renyi(Divergence):
             logs = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * spectral_sum(_log_mixture, alpha, ratio)
             value = -at_mean + (alpha - 1.0) * bent + logs
             return jnp.asarray(jnp.where(inside, value / alpha, jnp.inf))
-        variance = q.variance
-        r = p.precision * variance
-        mixed = alpha + (1.0 - alpha) * r
-        slope = p.precision_mean - p.precision * mean
-        at_mean = mean * (p.precision_mean - 0.5 * p.precision * mean)
-        bent = 0.5 * slope**2 * variance / jnp.where(mixed > 0, mixed, 1.0)
-        logs = 0.5 * (_log_mixture(alpha, r) - jnp.log(variance))
-        return jnp.sum(-at_mean + (alpha - 1.0) * bent + logs) / alpha
+        log_variance = 2.0 * q.log_scale if isinstance(q, MeanScale) else jnp.log(q.variance)
+        return jnp.sum(_objective_terms(alpha, mean, log_variance, p.precision_mean, p.precision))
 
     def inside(self, q: Any, p: Any) -> Any:
         """For alpha > 1 a q that is too wide for p is brought half-way inside, for mean field per coordinate."""
@@ -170,6 +167,56 @@ class Renyi(Divergence):
         # one precision for all coordinates, or one each
         outside, needed = (jnp.any(outside), jnp.max(needed)) if q.precision.ndim == 0 else (outside, needed)
         return type(q)(q.precision_mean, jnp.where(outside, needed, q.precision)).with_mean(q.mean)
+
+
+def _plain_terms(alpha: Any, mean: Any, log_variance: Any, precision_mean: Any, precision: Any) -> Float[Array, " d"]:
+    variance = jnp.exp(log_variance)
+    r = precision * variance
+    mixed = alpha + (1.0 - alpha) * r
+    slope = precision_mean - precision * mean
+    at_mean = mean * (precision_mean - 0.5 * precision * mean)
+    bent = 0.5 * slope**2 * variance / jnp.where(mixed > 0, mixed, 1.0)
+    return (-at_mean + (alpha - 1.0) * bent + 0.5 * (_log_mixture(alpha, r) - log_variance)) / alpha
+
+
+@jax.custom_jvp
+def _objective_terms(
+    alpha: Any, mean: Any, log_variance: Any, precision_mean: Any, precision: Any
+) -> Float[Array, " d"]:
+    """The objective of each coordinate of a mean-field q."""
+    return _plain_terms(alpha, mean, log_variance, precision_mean, precision)
+
+
+@partial(_objective_terms.defjvp, symbolic_zeros=True)
+def _objective_terms_jvp(primals, tangents):
+    """Descent asks for the derivatives in mean and log variance only, and they need no logarithm:
+
+        -slope / mixed,     ((alpha - 1) variance (slope / mixed)^2 + (r - 1) / mixed) / 2
+
+    Logarithms would be most of what the Renyi divergence costs in a network. Outside the domain these point back in.
+    """
+    alpha, mean, log_variance, precision_mean, precision = primals
+    variance = jnp.exp(log_variance)
+    r = precision * variance
+    inverse = 1.0 / jnp.maximum(alpha + (1.0 - alpha) * r, STEEPEST)
+    bent = (precision_mean - precision * mean) * inverse
+    derivatives = {1: -bent, 2: 0.5 * ((alpha - 1.0) * variance * bent**2 + (r - 1.0) * inverse)}
+    total = jnp.zeros_like(r)
+    for place, tangent in enumerate(tangents):
+        if isinstance(tangent, SymbolicZero):
+            continue
+        if place in derivatives:
+            total = total + derivatives[place] * tangent
+        else:
+            # what is not in the way of descent: the cavity and alpha, by the chain rule
+            of = partial(_with_entry, primals, place)
+            total = total + jax.jvp(of, (primals[place],), (tangent,))[1]
+    return _plain_terms(*primals), total
+
+
+def _with_entry(arguments: tuple[Any, ...], place: int, value: Any) -> Float[Array, " d"]:
+    alpha, mean, log_variance, precision_mean, precision = (*arguments[:place], value, *arguments[place + 1 :])
+    return _plain_terms(alpha, mean, log_variance, precision_mean, precision)
 
 
 def _log_mixture(alpha: Any, r: Float[Array, " d"]) -> Float[Array, " d"]:

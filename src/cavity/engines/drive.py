@@ -23,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from cavity.engines.stacks import AXIS
-from cavity.interfaces import Algorithm, Data, Solver
+from cavity.interfaces import Algorithm, Data, Problem, Solver
 from cavity.state import Answer, Brief
 
 Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
@@ -87,9 +87,12 @@ def run_as_loop(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[An
 
 
 @eqx.filter_jit
-def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> PyTree:
+def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[PyTree, PyTree]:
+    """The solvers' first states; and the cavities, which every step would otherwise compute anew."""
+
     def one(algorithm: Algorithm, brief: Brief, local: PyTree, data: Data) -> PyTree:
-        return algorithm.solver.init(algorithm.problem(brief, local, data))
+        problem = algorithm.problem(brief, local, data)
+        return algorithm.solver.init(problem), problem.cavity if isinstance(problem, Problem) else None
 
     return each_client(one, mesh, algorithm, work.briefs, work.local, work.data)
 
@@ -97,18 +100,21 @@ def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> PyTree:
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(3,))
 def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
     # not by filter_jit, which waits for each call to end
-    algorithm, work, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
+    algorithm, work, cavities, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
 
-    def one(shared: tuple[Algorithm, Array], key, brief: Brief, local: PyTree, data: Data, state: PyTree) -> PyTree:
+    def one(
+        shared: tuple[Algorithm, Array], key, brief: Brief, local: PyTree, data: Data, cavity: PyTree, state: PyTree
+    ) -> PyTree:
         algorithm, i = shared
         problem = algorithm.problem(brief, local, data)
+        problem = problem if cavity is None else replace(problem, cavity=cavity)
         new = algorithm.solver.step(jax.random.fold_in(key, i), problem, state)
         if not stops_itself:
             return new
         done = algorithm.solver.done(state)
         return jax.tree.map(lambda old, new: jnp.where(done, old, new), state, new)
 
-    return each_client(one, mesh, (algorithm, i), work.keys, work.briefs, work.local, work.data, states)
+    return each_client(one, mesh, (algorithm, i), work.keys, work.briefs, work.local, work.data, cavities, states)
 
 
 @eqx.filter_jit
@@ -127,8 +133,9 @@ def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None)
 
 def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
     """The same as `run_as_loop`, step by step."""
-    states, fixed, i = _begin(algorithm, work, mesh), algorithm.solver.fixed_steps, 0
-    arrays, rest = eqx.partition((algorithm, work, mesh, fixed is None), eqx.is_array)
+    states, cavities = _begin(algorithm, work, mesh)
+    fixed, i = algorithm.solver.fixed_steps, 0
+    arrays, rest = eqx.partition((algorithm, work, cavities, mesh, fixed is None), eqx.is_array)
     leaves, structure = jax.tree.flatten(rest)
     while i < fixed if fixed is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
         states = _step((structure, tuple(leaves)), arrays, jnp.uint32(i), states)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.mean_scale import MeanScale
 from cavity.errors import CavityError, UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, Solution, Solver
 from cavity.leaves import as_count, as_number
@@ -45,7 +46,9 @@ def pull_to_cavity(problem: Problem, system: Coordinates, coordinates: PyTree) -
 
 
 def stay_inside(problem: Problem, system: Coordinates, coordinates: PyTree) -> PyTree:
-    """The same coordinates where the divergence is finite, else those of the member that it names instead."""
+    """The coordinates after a step, back where the divergence is finite. Mean field finds its own way back."""
+    if isinstance(coordinates, MeanScale):
+        return coordinates
     q = system.member(coordinates, problem.start)
     admitted = problem.divergence.inside(q, problem.cavity)
     return coordinates if admitted is q else system.of(admitted)
@@ -158,8 +161,9 @@ class Gradient(Solver):
 
     def result(self, problem: Problem, state: GradientState) -> Solution:
         reached = jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau)
+        tilted = self.coordinates.natural(state.coordinates, problem.start)
         return Solution(
-            tilted=self.coordinates.natural(state.coordinates, problem.start),
+            tilted=problem.divergence.inside(tilted, problem.cavity),
             expected_loss=state.initial_loss,
             steps=state.steps,
             converged=reached,
