@@ -11,7 +11,9 @@ import pytest
 import cavity
 from cavity import ledger
 from cavity.distributions import FullGaussian
+from cavity.divergences import WeightedKL
 from cavity.errors import ProtocolError
+from cavity.losses import ScoreMatching, SquaredExponential
 from cavity.server import Fixed
 from cavity.state import Answer, ClientState, Reply, Report, Settlement
 from tests import scenarios
@@ -58,6 +60,16 @@ def test_damped(held_by_clients):
 def test_logistic_regression(held_by_clients):
     algorithm, clients = logistic()
     check_survives_faults(algorithm, clients, 10, first_seed=20_000, held_by_clients=held_by_clients, rest=1e-10)
+
+
+@VARIANTS
+def test_generalised(held_by_clients):
+    """FedGVI with a robust loss in closed form, whose factors depend on the cavity they were fitted in."""
+    x, y = scenarios.linear(24, 1)
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
+    model, loss = cavity.models.linear_regression(1, noise_sd=0.7), ScoreMatching(SquaredExponential(3.0))
+    algorithm = cavity.FedGVI(model, loss, WeightedKL(0.8), damping=Fixed(0.7))
+    check_survives_faults(algorithm, clients, 15, first_seed=40_000, held_by_clients=held_by_clients)
 
 
 @VARIANTS
