@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from cavity import diagnostics, federation, ledger, wire
-from cavity.data.clients import Prepared, prepare_clients
+from cavity.data.clients import Prepared, prepare_client, prepare_clients
 from cavity.engines.local import LocalEngine
 from cavity.engines.streaming import StreamingEngine
 from cavity.errors import CavityError
@@ -166,7 +166,7 @@ class Fit:
         if client not in (self.clients or {}):
             raise CavityError(f"there is no client {client!r}; the clients are {', '.join(self.server.names)}")
         model, data = self.algorithm.model, (self.clients or {})[client]
-        added = prepare_clients(model, {client: rows})[client]
+        added = prepare_client(model, client, rows)
         moved = diagnostics.posteriors_with_rows(self.algorithm, self.server, client, data, added, seed)
         return [diagnostics.influence(posterior, self.posterior, model.parameter_names) for posterior in moved]
 

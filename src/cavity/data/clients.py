@@ -40,13 +40,18 @@ def prepare_clients(model: Model, clients: Mapping[str, PyTree]) -> dict[str, Da
     for name, value in clients.items():
         if not isinstance(name, str):
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
-        try:
-            prepared[name] = as_data(model, value)
-        except DataError as error:
-            raise DataError(f"client {name!r}: {error}") from None
+        prepared[name] = prepare_client(model, name, value)
     _check_agreement(prepared)
     _warn_if_one_class(prepared)
     return prepared
+
+
+def prepare_client(model: Model, name: str, value: PyTree) -> Data:
+    """One client's rows in the model's form; an error names the client."""
+    try:
+        return as_data(model, value)
+    except DataError as error:
+        raise DataError(f"client {name!r}: {error}") from None
 
 
 class Prepared(ClientSource):
@@ -63,13 +68,7 @@ class Prepared(ClientSource):
         loaded = self._raw.load(names)
         if len(loaded) != len(names):
             raise DataError(f"the source returned {len(loaded)} data sets for {len(names)} clients, not one each")
-        prepared = []
-        for name, value in zip(names, loaded, strict=True):
-            try:
-                prepared.append(as_data(self._model, value))
-            except DataError as error:
-                raise DataError(f"client {name!r}: {error}") from None
-        return prepared
+        return [prepare_client(self._model, name, value) for name, value in zip(names, loaded, strict=True)]
 
 
 def as_data(model: Model, value: PyTree) -> Data:
