@@ -13,15 +13,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import diagnostics, federation, ledger, wire
-from cavity.data.clients import Prepared, prepare_client, prepare_clients
-from cavity.engines.local import LocalEngine
-from cavity.engines.streaming import StreamingEngine
+from cavity import diagnostics, federation, ledger, running, wire
+from cavity.data.clients import prepare_client, prepare_clients
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import ClientSource, Data, Engine, PredictiveModel, Schedule
+from cavity.interfaces import ClientSource, Data, PredictiveModel, Schedule
 from cavity.models.prediction import Prediction
-from cavity.progress import ProgressLine, Watcher
+from cavity.progress import Watcher
 from cavity.schedules import Synchronous
 from cavity.state import ClientState, ServerState
 from cavity.store.directory import CHECKPOINT, RunDirectory
@@ -103,11 +101,21 @@ class Fit:
         *,
         observers: Sequence[Observer] = (),
         metrics: Mapping[str, Callable[[Any], float]] | None = None,
+        rounds_per_block: int = 1,
+        chunk: int = 256,
+        progress: bool | Watcher = False,
     ) -> Fit:
-        """Go on for at least one more round, and for at most so many."""
+        """Go on for at least one more round, and for at most so many; other arguments as in `cavity.run`."""
         done = len(self.history)
-        stopping = Stopping(done + rounds, tolerance, at_least=done + 1)
-        return _continue(self, stopping, observers=observers, metrics=metrics)
+        return running.go_on(
+            self,
+            Stopping(done + rounds, tolerance, at_least=done + 1),
+            observers=observers,
+            metrics=metrics,
+            rounds_per_block=rounds_per_block,
+            chunk=chunk,
+            progress=progress,
+        )
 
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
@@ -174,7 +182,7 @@ class Fit:
         """Write the fit to one `.npz` file, without the clients' data."""
         path = Path(path)
         directory = RunDirectory(path.parent)
-        directory.write_fit(path.name, _saved(self), self.history)
+        directory.write_fit(path.name, running.saved(self), self.history)
 
     def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
         """Posterior draws as ArviZ inference data (needs the extra `cavity[arviz]`)."""
@@ -239,13 +247,13 @@ def run(
         The fit.
     """
     data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
-    names = _names(data)
-    _check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=rounds_per_block, chunk=chunk)
-    _check_visit_seconds(names, data, visit_seconds)
+    names = running.names_of(data)
+    running.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=rounds_per_block, chunk=chunk)
+    running.check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
     server = federation.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
     fit = Fit(algorithm, server, [], "rounds", schedule, data)
-    return _continue(
+    return running.go_on(
         fit,
         Stopping(rounds, tolerance),
         metrics=metrics,
@@ -270,6 +278,9 @@ def resume(
     metrics: Mapping[str, Callable[[Any], float]] | None = None,
     observers: Sequence[Observer] = (),
     checkpoint_seconds: float = 5.0,
+    rounds_per_block: int = 1,
+    chunk: int = 256,
+    progress: bool | Watcher = False,
 ) -> Fit:
     """Go on with an interrupted run from its directory: bit for bit the run that was not interrupted.
 
@@ -283,21 +294,27 @@ def resume(
         metrics: as in `run`.
         observers: as in `run`.
         checkpoint_seconds: as in `run`.
+        rounds_per_block: as in `run`.
+        chunk: as in `run`.
+        progress: as in `run`.
     """
     fit = load(directory, algorithm=algorithm, schedule=schedule, clients=clients)
-    missing = set(fit.server.names) ^ set(_names(fit.clients or {}))
+    missing = set(fit.server.names) ^ set(running.names_of(fit.clients or {}))
     if missing:
         raise CavityError(
             f"the checkpoint and the data differ in their clients: {', '.join(sorted(missing))}. Give the same "
             "clients, then use fit.join or fit.withdraw"
         )
-    return _continue(
+    return running.go_on(
         fit,
         Stopping(rounds, tolerance),
         metrics=metrics,
         observers=observers,
         directory=directory,
         checkpoint_seconds=checkpoint_seconds,
+        rounds_per_block=rounds_per_block,
+        chunk=chunk,
+        progress=progress,
     )
 
 
@@ -325,104 +342,3 @@ def load(
     if isinstance(clients, Mapping):
         data = prepare_clients(algorithm.model, clients)
     return Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"])
-
-
-def _names(clients: Mapping[str, Any] | ClientSource) -> list[str]:
-    return list(clients.names if isinstance(clients, ClientSource) else clients)
-
-
-def _check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int) -> None:
-    if not names:
-        raise CavityError("the source has no clients; it must name at least one")
-    if len(set(names)) < len(names):
-        raise CavityError("the source names a client twice; every client needs a name of its own")
-    if isinstance(clients, ClientSource) and held_by_clients:
-        raise CavityError("clients that are streamed keep nothing, so they cannot keep their factors either")
-    for what, value in (("rounds_per_block", rounds_per_block), ("chunk", chunk)):
-        if value < 1:
-            raise CavityError(f"{what} must be at least 1, not {value}")
-
-
-def _check_visit_seconds(names: Sequence[str], clients: Any, visit_seconds: Mapping[str, float] | None) -> None:
-    if visit_seconds is None:
-        return
-    if isinstance(clients, ClientSource):
-        raise CavityError("virtual time is for clients that are held in memory; leave `visit_seconds` out")
-    if unlike := set(names) ^ set(visit_seconds):
-        raise CavityError(f"visit_seconds must name every client and nobody else; see {', '.join(sorted(unlike))}")
-    if not all(seconds > 0 for seconds in visit_seconds.values()):
-        raise CavityError("visit_seconds must be positive")
-
-
-def _engine(fit: Fit, visit_seconds: Mapping[str, float] | None, chunk: int) -> Engine:
-    if fit.clients is None:
-        fit._needs_clients("go on")
-    if isinstance(fit.clients, ClientSource):
-        source = Prepared(fit.algorithm.model, fit.clients)
-        return StreamingEngine(fit.algorithm, source, seed=fit.server.seed, chunk=chunk)
-    return LocalEngine(
-        fit.algorithm,
-        fit.clients or {},
-        seed=fit.server.seed,
-        held_by_clients=fit.server.held_by_clients,
-        states=fit.client_states,
-        seconds=visit_seconds,
-    )
-
-
-def _continue(
-    fit: Fit,
-    stopping: Stopping,
-    *,
-    directory: str | os.PathLike[str] | None = None,
-    visit_seconds: Mapping[str, float] | None = None,
-    chunk: int = 256,
-    progress: bool | Watcher = False,
-    **options: Any,
-) -> Fit:
-    """Run on; `options` are those of `federation.run`."""
-    engine = _engine(fit, visit_seconds, chunk)
-
-    def finished(server: ServerState, history: list[Record], stopped: str) -> Fit:
-        return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
-
-    def checkpoint(server: ServerState, history: list[Record]) -> None:
-        if directory is not None:
-            stopped = stopping.reason(history) or "rounds"
-            RunDirectory(directory).write(_saved(finished(server, history, stopped)), history)
-
-    try:
-        server, history, stopped = federation.run(
-            fit.algorithm,
-            engine,
-            fit.schedule,
-            fit.server,
-            fit.history,
-            stopping,
-            checkpoint=None if directory is None else checkpoint,
-            progress=ProgressLine() if progress is True else progress or None,
-            **options,
-        )
-    finally:
-        engine.close()
-    return finished(server, history, stopped)
-
-
-def _saved(fit: Fit) -> dict[str, PyTree]:
-    """What goes into a file; parts that cannot be written (functions) are left for the reader to give again."""
-    return {
-        "server": fit.server,
-        "clients": dict(fit.client_states or {}),
-        "stopped": fit.stopped,
-        "algorithm": _if_writable(fit.algorithm),
-        "schedule": _if_writable(fit.schedule),
-    }
-
-
-def _if_writable(part: Any) -> Any:
-    foreign = any(cls.__module__.split(".")[0] != "cavity" for cls in wire.types_in(part))
-    try:
-        wire.pack(part)
-    except TypeError:
-        return None
-    return None if foreign else part

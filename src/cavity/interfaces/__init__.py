@@ -1,0 +1,71 @@
+"""Every abstract class of Cavity, a few methods each. Read these four files first.
+
+A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
+
+    cavity  = posterior / factor               # Distribution: the algebra
+    tilted  = argmin E[loss] + divergence      # Loss, Divergence, gathered in a Problem, found by a Solver
+    delta   = tilted / posterior               # Algorithm: the client's half
+    factor  = factor * delta ** exponent       # Algorithm: the server's half; the exponent is Damping's choice
+
+A Schedule says who works when, an Engine where. A new part is a new final class in a file of its own.
+Numbers are array leaves, so that a sweep over them does not recompile; counts and names are static.
+"""
+
+from cavity.interfaces.distributions import Distribution
+from cavity.interfaces.federating import (
+    Algorithm,
+    BlockRound,
+    BlockRounds,
+    ClientSource,
+    Damping,
+    Engine,
+    Plan,
+    RowAlgorithm,
+    Schedule,
+)
+from cavity.interfaces.models import (
+    ClosedFormMean,
+    ConjugateModel,
+    Data,
+    ExpectedPower,
+    Likelihood,
+    LinearModel,
+    Model,
+    PowerIntegral,
+    PredictiveModel,
+    PredictorDraws,
+    PredictorModel,
+    PseudoRows,
+)
+from cavity.interfaces.solving import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
+
+__all__ = [
+    "Algorithm",
+    "BlockRound",
+    "BlockRounds",
+    "ClientSource",
+    "ClosedFormMean",
+    "ConjugateModel",
+    "Damping",
+    "Data",
+    "Distribution",
+    "Divergence",
+    "Engine",
+    "ExpectedPower",
+    "Likelihood",
+    "LinearModel",
+    "Loss",
+    "Model",
+    "MultipleOfKL",
+    "Plan",
+    "PowerIntegral",
+    "PredictiveModel",
+    "PredictorDraws",
+    "PredictorModel",
+    "Problem",
+    "PseudoRows",
+    "RowAlgorithm",
+    "Schedule",
+    "Solution",
+    "Solver",
+]

@@ -1,0 +1,202 @@
+"""Both halves of a method, who works when, and where."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import PyTree
+
+from cavity import ledger
+from cavity.interfaces.models import Data, Model
+from cavity.interfaces.solving import Solver
+from cavity.state import Answer, Brief, Message, Reply, Report, ServerState, Stacked
+
+
+class Damping(eqx.Module):
+    """The server's choice of the exponent of each delta; a product that is improper is its second concern."""
+
+    @abc.abstractmethod
+    def init(self) -> PyTree:
+        """The state before the first reply."""
+
+    @abc.abstractmethod
+    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+        """The exponents of some replies. It may be traced: a block of rounds is one program.
+
+        Args:
+            state: what `init`, `choose` or `backed_off` returned.
+            residuals: the last one of every member, these replies' included; infinite before a member's first.
+            staleness: for each reply, the age in versions of what it answers.
+        """
+
+    @abc.abstractmethod
+    def backed_off(self, state: PyTree) -> PyTree:
+        """The state after the exponents were halved because the product was improper."""
+
+
+class Algorithm(eqx.Module):
+    """Both halves of a method. The client's: `problem` and `answer`, around a solve. The server's: `absorb`."""
+
+    model: eqx.AbstractVar[Model]
+    solver: eqx.AbstractVar[Solver]
+    absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
+
+    @property
+    @abc.abstractmethod
+    def prior(self) -> Any:
+        """What the posterior is before any data."""
+
+    @abc.abstractmethod
+    def empty_row(self) -> PyTree:
+        """The row of a client that has not replied; None for methods without rows."""
+
+    @abc.abstractmethod
+    def problem(self, brief: Brief, local: PyTree, data: Data) -> Any:
+        """The client's problem for one message; traced, and vectorised over clients."""
+
+    @abc.abstractmethod
+    def answer(self, brief: Brief, local: PyTree, problem: Any, solution: Any) -> tuple[Answer, PyTree]:
+        """The client's change and report, and its new local state; traced, and vectorised over clients."""
+
+    @abc.abstractmethod
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
+        """The server's change for these replies, each applied exactly once."""
+
+    @abc.abstractmethod
+    def merge(self, row: PyTree, delta: PyTree, exponent: Any) -> PyTree:
+        """A client's row after its delta was accepted with this exponent."""
+
+    @abc.abstractmethod
+    def initial_method(self, num_clients: int) -> PyTree:
+        """The method's own state at the server (damping, optimiser)."""
+
+    @abc.abstractmethod
+    def initial_local(self, data: Data) -> PyTree:
+        """What a client keeps to itself between rounds; None for most methods."""
+
+    @abc.abstractmethod
+    def shared(self, server: ServerState) -> PyTree:
+        """What a message carries besides posterior and row; None for most methods."""
+
+
+class RowAlgorithm(Algorithm):
+    """A method with one row per client, whose posterior is rebuilt from prior and rows after every change.
+
+    Only the parts that differ are left abstract; a client that keeps local latents says so in `initial_local`.
+    """
+
+    damping: eqx.AbstractVar[Damping]
+    absorbs_together: ClassVar[bool] = True  # one that came later would be damped and refused differently
+
+    @abc.abstractmethod
+    def rebuild(self, prior: Any, rows: Sequence[PyTree] | Stacked) -> Any:
+        """The posterior as a function of prior and rows: a product, or a union. It may be traced, with rows stacked."""
+
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
+        return ledger.absorb_into_rows(self, server, replies)
+
+    def initial_method(self, num_clients: int) -> PyTree:
+        return self.damping.init()
+
+    def shared(self, server: ServerState) -> PyTree:
+        return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who starts now, and how many replies to wait for before the next plan."""
+
+    start: tuple[str, ...]
+    wait: int
+
+
+class Schedule(eqx.Module):
+    """Who works when."""
+
+    everybody_together: ClassVar[bool] = False  # whether every plan is everybody: then rounds can run as a block
+
+    @abc.abstractmethod
+    def init(self, names: Sequence[str]) -> PyTree:
+        """The state before the first plan. Also called when a client joins or leaves."""
+
+    @abc.abstractmethod
+    def next(
+        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+    ) -> tuple[Plan, PyTree]:
+        """The next plan, from the clients' last residuals (infinite before the first reply)."""
+
+    @abc.abstractmethod
+    def visits_per_round(self, num_clients: int) -> int:
+        """How many accepted replies make a round, the unit of the history and of `rounds=`."""
+
+
+class ClientSource(abc.ABC):
+    """Where clients' data come from, when they are too many to hold at once."""
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> Sequence[str]:
+        """All clients."""
+
+    @abc.abstractmethod
+    def load(self, names: Sequence[str]) -> Sequence[Any]:
+        """The data of some clients, in their order; for `cavity.run` in any form that it takes from a dict.
+
+        Called from another thread, one chunk ahead.
+        """
+
+
+class BlockRound(eqx.Module):
+    """What a block says of one of its rounds.
+
+    Attributes:
+        residuals: of each client.
+        exponents: given to each.
+        free_energy: sum of local free energies plus log Z, at the posterior that the clients answered.
+        report: the clients' reports, stacked.
+    """
+
+    residuals: Any
+    exponents: Any
+    free_energy: Any
+    report: Report
+
+
+BlockRounds = Sequence[BlockRound] | Stacked
+
+
+class Engine(abc.ABC):
+    """Where the clients' halves run."""
+
+    @abc.abstractmethod
+    def submit(self, message: Message) -> None:
+        """Queue a message for its client."""
+
+    @abc.abstractmethod
+    def collect(self, num_replies: int) -> list[Reply]:
+        """Wait for replies, for at most so many, and return all that are there; none only if no more can come."""
+
+    @abc.abstractmethod
+    def client_states(self) -> dict[str, PyTree]:
+        """What the clients keep, for a checkpoint; empty where the clients keep it themselves."""
+
+    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
+        """A block of synchronous rounds as one program; None where this engine or method cannot.
+
+        It ends before a round with a reply that is to be refused, and may so be empty: `submit` and `collect` go on.
+        """
+        return None
+
+    @property
+    def virtual_seconds(self) -> float | None:
+        """The time in the world that the engine simulates, if it does."""
+        return None
+
+    def close(self) -> None:
+        """End what runs beside the program."""
+        return

@@ -1,0 +1,172 @@
+"""What is known of the rows: data, likelihoods, models, and the promises that some of them make."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+
+class Data(eqx.Module):
+    """One client's rows, as a solver sees them.
+
+    Attributes:
+        batch: any pytree of arrays with a common first axis; for a regression `(x, y)`.
+        weight: one number per row; 0 for padding, and the user's own weights.
+        num_rows: the true number of rows, without padding; all randomness depends on it alone.
+    """
+
+    batch: PyTree
+    weight: Float[Array | np.ndarray, " n"]
+    num_rows: Int[Array | np.ndarray, ""]
+
+
+class Likelihood(eqx.Module):
+    """p(y | f): how an outcome depends on `num_predictors` numbers. Works elementwise over leading axes."""
+
+    is_discrete: ClassVar[bool] = False  # whether p is a probability, at most 1, and not a density
+    has_classes: ClassVar[bool] = False  # whether outcomes are classes, and `mean` their probabilities
+
+    @property
+    @abc.abstractmethod
+    def num_predictors(self) -> int:
+        """K, the length of f."""
+
+    @abc.abstractmethod
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        """Log p(y | f)."""
+
+    @abc.abstractmethod
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        """E[y | f]: what a prediction averages. For classes, their probabilities."""
+
+    @abc.abstractmethod
+    def check(self, y: np.ndarray) -> str | None:
+        """What is wrong with these outcomes (and the remedy), or None."""
+
+
+class ClosedFormMean(Likelihood):
+    """A promise: with one uncertain predictor, the expected outcome has a closed form (or a good approximation)."""
+
+    @abc.abstractmethod
+    def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """E[mean(f)] for the first predictor f_1 ~ N(mean, variance)."""
+
+
+class PowerIntegral(Likelihood):
+    """A promise: the integral (for counts and classes the sum) over y of p(y | f)^power is known."""
+
+    @abc.abstractmethod
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+        """Log of the integral of p(y | f)^power over y, for a power of at least 1."""
+
+
+class ExpectedPower(Likelihood):
+    """A promise: the expectation of a power of the likelihood under a Gaussian predictor has a closed form.
+
+    Its power integral does not depend on f.
+    """
+
+    @abc.abstractmethod
+    def log_expected_power(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any, power: Any
+    ) -> Float[Array, " n"]:
+        """Log E[p(y | f)^power] for f ~ N(mean, covariance), for a positive power."""
+
+    @abc.abstractmethod
+    def expected_log_prob(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+    ) -> Float[Array, " n"]:
+        """E[log p(y | f)] for f ~ N(mean, covariance)."""
+
+
+class Model(eqx.Module):
+    """A prior and a likelihood of rows. The family of the posterior is that of the prior."""
+
+    prior: eqx.AbstractVar[Any]
+
+    @property
+    @abc.abstractmethod
+    def parameter_names(self) -> tuple[str, ...]:
+        """One name per entry of theta (flattened)."""
+
+    @abc.abstractmethod
+    def log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
+        """Log p(row | theta) for each row."""
+
+    @abc.abstractmethod
+    def prepare(self, batch: PyTree) -> PyTree:
+        """One client's raw data as numeric arrays in this model's form. Raises DataError saying what is wrong."""
+
+
+class PredictorModel(Model):
+    """A promise: rows see theta through predictors, p(row | theta) = likelihood(y | f)."""
+
+    likelihood: eqx.AbstractVar[Likelihood]
+
+    @abc.abstractmethod
+    def predictor(self, theta: PyTree, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        """F of each row at theta, and the outcomes y."""
+
+
+class LinearModel(PredictorModel):
+    """A promise: rows see theta through few linear maps, f_k = X_k theta_k, with theta = (theta_1, ..., theta_K).
+
+    Expectations over theta are then K-dimensional Gaussian integrals per row, and quadrature does them.
+    """
+
+    @abc.abstractmethod
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+        """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
+
+
+class PredictorDraws(PredictorModel):
+    """A promise: the model can draw each row's predictors directly, given a Gaussian over theta.
+
+    Draws of different rows may be independent (local reparameterisation); each has the right distribution.
+    """
+
+    @abc.abstractmethod
+    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        """One draw of f per row, differentiable in q, and the outcomes y."""
+
+
+class ConjugateModel(Model):
+    """A promise: the likelihood of a data set is, up to a constant, a member of the prior's family."""
+
+    @property
+    @abc.abstractmethod
+    def is_conjugate(self) -> bool:
+        """Whether the promise holds with this prior and this likelihood."""
+
+    @abc.abstractmethod
+    def likelihood_factor(self, data: Data) -> tuple[Any, Float[Array, ""]]:
+        """(factor, constant) with log p(data | theta) = log factor(theta) + constant."""
+
+
+class PredictiveModel(Model):
+    """A model that can predict new rows from a posterior."""
+
+    @abc.abstractmethod
+    def predict(self, posterior: Any, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None) -> Any:
+        """A `Prediction` of the outcomes at `x`; by Monte Carlo with `num_draws`, in closed form where None."""
+
+
+class PseudoRows(Model):
+    """A promise: Gaussian rows can be reweighted and shifted, which turns weighted score matching into a likelihood."""
+
+    @property
+    @abc.abstractmethod
+    def has_pseudo_rows(self) -> bool:
+        """Whether the promise holds with this likelihood."""
+
+    @abc.abstractmethod
+    def standardised_residuals(self, theta: PyTree, batch: PyTree) -> Float[Array, "n k"]:
+        """Z = S^(-1/2) (y - f(theta)) of each row, S the covariance of the noise."""
+
+    @abc.abstractmethod
+    def shifted(self, theta: PyTree, batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        """The batch with outcomes y + share (y - f(theta))."""

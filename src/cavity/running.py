@@ -1,0 +1,125 @@
+"""How a run is carried on in this process: its engine, its checkpoints, and what a file holds of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxtyping import PyTree
+
+from cavity import federation, wire
+from cavity.data.clients import Prepared
+from cavity.engines.local import LocalEngine
+from cavity.engines.streaming import StreamingEngine
+from cavity.errors import CavityError
+from cavity.federation import Record, Stopping
+from cavity.interfaces import ClientSource, Engine
+from cavity.progress import ProgressLine, Watcher
+from cavity.state import ServerState
+from cavity.store.directory import RunDirectory
+
+
+def names_of(clients: Mapping[str, Any] | ClientSource) -> list[str]:
+    """All clients, of a dict or a source."""
+    return list(clients.names if isinstance(clients, ClientSource) else clients)
+
+
+def check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int) -> None:
+    """Raise CavityError where the arguments of a run do not fit together."""
+    if not names:
+        raise CavityError("the source has no clients; it must name at least one")
+    if len(set(names)) < len(names):
+        raise CavityError("the source names a client twice; every client needs a name of its own")
+    if isinstance(clients, ClientSource) and held_by_clients:
+        raise CavityError("clients that are streamed keep nothing, so they cannot keep their factors either")
+    for what, value in (("rounds_per_block", rounds_per_block), ("chunk", chunk)):
+        if value < 1:
+            raise CavityError(f"{what} must be at least 1, not {value}")
+
+
+def check_visit_seconds(names: Sequence[str], clients: Any, visit_seconds: Mapping[str, float] | None) -> None:
+    """Raise CavityError unless every client has its time, and nobody else."""
+    if visit_seconds is None:
+        return
+    if isinstance(clients, ClientSource):
+        raise CavityError("virtual time is for clients that are held in memory; leave `visit_seconds` out")
+    if unlike := set(names) ^ set(visit_seconds):
+        raise CavityError(f"visit_seconds must name every client and nobody else; see {', '.join(sorted(unlike))}")
+    if not all(seconds > 0 for seconds in visit_seconds.values()):
+        raise CavityError("visit_seconds must be positive")
+
+
+def _engine(fit: Any, visit_seconds: Mapping[str, float] | None, chunk: int) -> Engine:
+    if fit.clients is None:
+        raise CavityError("to go on, load the fit with the clients' data: cavity.load(path, clients=...)")
+    if isinstance(fit.clients, ClientSource):
+        source = Prepared(fit.algorithm.model, fit.clients)
+        return StreamingEngine(fit.algorithm, source, seed=fit.server.seed, chunk=chunk)
+    return LocalEngine(
+        fit.algorithm,
+        fit.clients or {},
+        seed=fit.server.seed,
+        held_by_clients=fit.server.held_by_clients,
+        states=fit.client_states,
+        seconds=visit_seconds,
+    )
+
+
+def go_on(
+    fit: Any,
+    stopping: Stopping,
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    visit_seconds: Mapping[str, float] | None = None,
+    chunk: int = 256,
+    progress: bool | Watcher = False,
+    **options: Any,
+) -> Any:
+    """Run on; `options` are those of `federation.run`."""
+    engine = _engine(fit, visit_seconds, chunk)
+
+    def finished(server: ServerState, history: list[Record], stopped: str) -> Any:
+        return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
+
+    def checkpoint(server: ServerState, history: list[Record]) -> None:
+        if directory is not None:
+            stopped = stopping.reason(history) or "rounds"
+            RunDirectory(directory).write(saved(finished(server, history, stopped)), history)
+
+    try:
+        server, history, stopped = federation.run(
+            fit.algorithm,
+            engine,
+            fit.schedule,
+            fit.server,
+            fit.history,
+            stopping,
+            checkpoint=None if directory is None else checkpoint,
+            progress=ProgressLine() if progress is True else progress or None,
+            **options,
+        )
+    finally:
+        engine.close()
+    return finished(server, history, stopped)
+
+
+def saved(fit: Any) -> dict[str, PyTree]:
+    """What goes into a file; parts that cannot be written (functions) are left for the reader to give again."""
+    return {
+        "server": fit.server,
+        "clients": dict(fit.client_states or {}),
+        "stopped": fit.stopped,
+        "algorithm": _if_writable(fit.algorithm),
+        "schedule": _if_writable(fit.schedule),
+    }
+
+
+def _if_writable(part: Any) -> Any:
+    foreign = any(cls.__module__.split(".")[0] != "cavity" for cls in wire.types_in(part))
+    try:
+        wire.pack(part)
+    except TypeError:
+        return None
+    return None if foreign else part
