@@ -53,7 +53,7 @@ def test_toys_in_small(tmp_path):
     assert values["fedgvi-4a"] < 0.4 < 0.8 < values["fedgvi-4b"]
     assert values["fedgvi-5a"] < 1 < 3 <= values["fedgvi-5b"]
     assert values["fedgvi-6"] < 0.8
-    assert set(result.figures) == {"influence.png", "plane.png", "beta.png"}
+    assert set(result.figures) == {"clutter.png", "influence.png", "plane.png", "beta.png"}
 
 
 @needs_data

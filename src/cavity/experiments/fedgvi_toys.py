@@ -68,7 +68,7 @@ def clutter(rng: np.random.Generator, share: float, num_rows: int = CLUTTER_ROWS
 
 
 def _clutter(journal: Journal, seed: int, num_seeds: int, judged: bool) -> None:
-    methods = location_methods(CLUTTER_CLIENTS)
+    methods, densities = location_methods(CLUTTER_CLIENTS), {}
     for share in (SHARE_OF_CLUTTER, 0.0):
         misses = {name: [] for name in methods}
         for index in range(num_seeds):
@@ -78,6 +78,10 @@ def _clutter(journal: Journal, seed: int, num_seeds: int, judged: bool) -> None:
             for name, method in methods.items():
                 fit = run(method, clients, rounds=100, tolerance=1e-8)
                 misses[name].append(abs(float(fit.posterior.mean[0]) - target))
+                if share and index == 0:
+                    densities[name] = _density(fit.posterior)
+            if share and index == 0:
+                _draw_clutter(journal, rows, target, densities)
         means = {name: float(np.mean(miss)) for name, miss in misses.items()}
         for name, miss in misses.items():
             journal.row("clutter", share=share, method=name, mean_miss=means[name], largest_miss=float(np.max(miss)))
@@ -97,6 +101,25 @@ def _clutter(journal: Journal, seed: int, num_seeds: int, judged: bool) -> None:
         else:
             worst = max(means.values())
             _check(journal, judged, "fedgvi-4c no clutter: largest mean miss", worst, "<= 0.2", worst <= 0.2)
+
+
+GRID = np.linspace(-5.0, 5.0, 801)
+
+
+def _density(posterior: Any) -> np.ndarray:
+    """Of the location, on the grid."""
+    mean, variance = float(posterior.mean[0]), float(posterior.variance[0])
+    return np.exp(-0.5 * (GRID - mean) ** 2 / variance) / np.sqrt(2 * np.pi * variance)
+
+
+def _draw_clutter(journal: Journal, rows: np.ndarray, target: float, densities: dict[str, np.ndarray]) -> None:
+    def draw() -> Any:
+        figure = plots.curves(GRID, densities, x_label="location", y_label="posterior density", markers=False)
+        figure.axes[0].hist(rows, bins=40, density=True, color="#d9d9d9", zorder=0)
+        figure.axes[0].axvline(target, color="#8c8c8c", linestyle="--", linewidth=1)
+        return figure
+
+    journal.figure("clutter", draw)
 
 
 def _influence(journal: Journal, seed: int, judged: bool) -> None:

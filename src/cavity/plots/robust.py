@@ -45,6 +45,7 @@ def curves(
     y_label: str,
     x_log: bool = False,
     y_log: bool = False,
+    markers: bool = True,
     axes: Axes | None = None,
 ) -> Figure:
     """Several functions of one number, such as the influence of a row by its position.
@@ -56,6 +57,7 @@ def curves(
         y_label: of the vertical axis.
         x_log: logarithmic in x, linear around 0.
         y_log: logarithmic in y.
+        markers: whether to mark the points.
         axes: where to draw; None makes a figure.
     """
     axes = axes_or_new(axes, 6.4, 4.2)
@@ -64,7 +66,7 @@ def curves(
     if y_log:
         axes.set_yscale("log")
     for i, (name, y) in enumerate(by_name.items()):
-        axes.plot(x, y, color=colour(i), marker=marker(i), markersize=4, linewidth=1.6, label=name)
+        axes.plot(x, y, color=colour(i), marker=marker(i) if markers else None, markersize=4, linewidth=1.6, label=name)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
