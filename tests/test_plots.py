@@ -108,3 +108,20 @@ def test_neither_a_display_nor_pyplot_is_needed(tmp_path):
     )
     assert finished.stdout.strip() == "False"
     assert (tmp_path / "a.png").stat().st_size > 5_000
+
+
+def test_curves_of_influence():
+    x = np.array([0.0, 1.0, 10.0, 1000.0])
+    figure = plots.curves(x, {"likelihood": x, "beta": np.minimum(x, 1)}, x_label="row", y_label="kl", x_log=True)
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "symlog"
+    assert [line.get_label() for line in axes.lines] == ["likelihood", "beta"]
+    np.testing.assert_array_equal(axes.lines[1].get_ydata(), [0, 1, 1, 1])
+
+
+def test_boundaries_stand_side_by_side():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 2)), np.repeat([0.0, 1.0], 10)
+    views = {name: lambda rows, sign=sign: 1 / (1 + np.exp(-sign * rows[:, 0])) for name, sign in (("a", 1), ("b", -1))}
+    figure = plots.boundaries(x, y, np.arange(20) >= 18, views)
+    assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
