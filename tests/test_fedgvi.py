@@ -294,14 +294,30 @@ def test_how_much_of_a_factor_can_be_removed(family):
             else FullGaussian(jnp.ones(2), jnp.diag(precision))
         )
 
-    q = member([2.0, 2.0])
-    for factor in (member([0.5, -1.0]), member([1.7, 1.7])):  # leaves more than a tenth: all of it
-        assert equal(q.without(factor, 0.1), q / factor)
+    q, least = member([2.0, 2.0]), member([0.2, 0.2])
+    for factor in (member([0.5, -1.0]), member([1.7, 1.7])):  # leaves more than the least: all of it
+        assert equal(q.without(factor, least), q / factor)
     for factor in (member([3.0, 3.0]), member([1.9, 1.9]), member([1e6, 1e6])):
-        kept = q.without(factor, 0.1)
+        kept = q.without(factor, least)
         share = 1.8 / factor.precision_matrix[0, 0]
         np.testing.assert_allclose(kept.variance, 1 / 0.2, rtol=1e-9)
         np.testing.assert_allclose(kept.precision_mean, 1 - share, rtol=1e-9)
+    narrow = member([0.1, 0.1])  # less than the least: nothing of a factor can be taken out
+    np.testing.assert_allclose(narrow.without(member([3.0, 3.0]), least).precision_matrix, narrow.precision_matrix)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "family"), [((60,), FullGaussian), ((60,), DiagonalGaussian), ((50, 10), FullGaussian)]
+)
+def test_a_client_with_nearly_all_rows_converges(sizes, family):
+    """Its cavity is little more than the prior, and must stay so: else its own rows would count twice."""
+    model, (x, y) = logistic_regression(2, prior_scale=10.0, family=family), classes(num_rows=60)
+    parts = np.split(np.arange(60), np.cumsum(sizes)[:-1])
+    clients = {f"client-{m}": (x[part], y[part]) for m, part in enumerate(parts)}
+    pooled = cavity.run(cavity.FedGVI(model, losses.Beta(0.5)), {"all": (x, y)}, rounds=1)
+    fit = cavity.run(cavity.FedGVI(model, losses.Beta(0.5)), clients, rounds=60, tolerance=1e-10)
+    assert fit.converged
+    assert cavity.kl(fit.posterior, pooled.posterior) < 1e-8
 
 
 @pytest.mark.parametrize(("loss", "divergence"), [
@@ -317,8 +333,9 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     data = jax.tree.map(jnp.asarray, prepare_clients(model, {"a": rows(num_rows=10, columns=1)})["a"])
     brief = Brief(posterior, row)
     problem = method.problem(brief, None, data)
-    np.testing.assert_allclose(problem.cavity.precision, [0.4, 3.0])
-    np.testing.assert_allclose(problem.cavity.precision_mean, [1.0 - 0.5 * 3.6 / 5.0, 1.0])
+    least = 0.5 / 9  # half of the prior's precision
+    np.testing.assert_allclose(problem.cavity.precision, [least, 3.0])
+    np.testing.assert_allclose(problem.cavity.precision_mean, [1.0 - 0.5 * (4.0 - least) / 5.0, 1.0])
     answer, _ = client_half(method, jax.random.key(0), brief, None, data)
     refit = row * answer.delta  # the new factor is tilted / cavity, with the cavity that was used
     tilted = problem.cavity * refit

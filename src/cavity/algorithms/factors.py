@@ -7,8 +7,9 @@
 
 Some losses and divergences need a proper cavity: a bounded loss cannot hold q against an improper one, score matching
 looks at its mean, the reverse KL divergence is infinite. There only so much of the own factor is taken out as leaves
-the cavity proper, and delta = tilted / cavity / factor, which is the same where all of it is taken out. Fixed points
-whose cavities are proper are not touched by this.
+the cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
+taken out. A cavity among factors of non-negative precision has at least the prior's and is never touched by this; fixed
+points whose cavities have half of it are not moved.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxtyping import Array, Float, PyTree
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
 
-KEPT = 0.1  # of the posterior's precision, by a cavity that must be proper
+KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 
 
 class FactorAlgorithm(RowAlgorithm):
@@ -58,7 +59,7 @@ class FactorAlgorithm(RowAlgorithm):
 
     def _cavity(self, brief: Brief) -> Any:
         if self._keeps_cavity_proper:
-            return brief.posterior.without(brief.row, KEPT)
+            return brief.posterior.without(brief.row, self.prior**KEPT)
         return brief.posterior / brief.row
 
     def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:

@@ -79,12 +79,13 @@ class DiagonalGaussian(Gaussian):
         precision = diagonal**-2
         return cls(precision * mean, precision)
 
-    def without(self, factor: DiagonalGaussian, kept: float) -> DiagonalGaussian:
-        # 1 - s factor / self = kept, where s = 1 would leave less
+    def without(self, factor: DiagonalGaussian, least: DiagonalGaussian) -> DiagonalGaussian:
+        # self - s factor = least, where s = 1 would leave less
         rest = self.precision - factor.precision
-        least = kept * self.precision
-        share = jnp.where(rest < least, (self.precision - least) / factor.precision, 1.0)
-        return DiagonalGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, least))
+        floor = jnp.minimum(least.precision, self.precision)
+        too_much = rest < floor
+        share = jnp.where(too_much, (self.precision - floor) / jnp.where(too_much, factor.precision, 1.0), 1.0)
+        return DiagonalGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, floor))
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)

@@ -96,12 +96,14 @@ class FullGaussian(Gaussian):
         precision = cho_solve((lower, True), jnp.eye(len(mean), dtype=lower.dtype))
         return cls(precision @ mean, precision)
 
-    def without(self, factor: FullGaussian, kept: float) -> FullGaussian:
-        chol = self.cholesky
+    def without(self, factor: FullGaussian, least: FullGaussian) -> FullGaussian:
+        # self - s factor - least is positive while s times the largest eigenvalue of factor / (self - least) is below 1
+        chol = jnp.linalg.cholesky(jnp.asarray(self.precision) - least.precision)
         left = solve_triangular(chol, jnp.asarray(factor.precision), lower=True)
         ratio = solve_triangular(chol, left.T, lower=True)
         largest = jnp.linalg.eigvalsh(0.5 * (ratio + ratio.T))[-1]
-        return self / factor ** jnp.where(largest > 1.0 - kept, (1.0 - kept) / largest, 1.0)
+        share = jnp.asarray(jnp.where(largest > 1.0, 1.0 / largest, 1.0))
+        return self / factor ** jnp.where(jnp.isnan(largest), 0.0, share)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> FullGaussian:
         matrix = jnp.diag(hessian) if hessian.ndim == 1 else hessian

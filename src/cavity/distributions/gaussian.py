@@ -63,10 +63,10 @@ class Gaussian(ExponentialFamily):
         """The member with this mean and this root of its covariance."""
 
     @abc.abstractmethod
-    def without(self: G, factor: G, kept: float) -> G:
-        """Self / factor ** s with the largest s <= 1 that keeps a share `kept` of this precision.
+    def without(self: G, factor: G, least: G) -> G:
+        """Self / factor ** s with the largest s <= 1 that keeps at least the precision of `least`.
 
-        There is one s for each coordinate where the family knows no correlations.
+        There is one s for each coordinate where the family knows no correlations. Where `self` has less, s is 0.
         """
 
     @abc.abstractmethod

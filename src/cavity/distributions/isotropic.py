@@ -82,12 +82,13 @@ class IsotropicGaussian(Gaussian):
         precision = diagonal**-2
         return cls(precision * mean, precision)
 
-    def without(self, factor: IsotropicGaussian, kept: float) -> IsotropicGaussian:
-        # 1 - s factor / self = kept, where s = 1 would leave less
+    def without(self, factor: IsotropicGaussian, least: IsotropicGaussian) -> IsotropicGaussian:
+        # self - s factor = least, where s = 1 would leave less
         rest = self.precision - factor.precision
-        least = kept * self.precision
-        share = jnp.where(rest < least, (self.precision - least) / factor.precision, 1.0)
-        return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, least))
+        floor = jnp.minimum(least.precision, self.precision)
+        too_much = rest < floor
+        share = jnp.where(too_much, (self.precision - floor) / jnp.where(too_much, factor.precision, 1.0), 1.0)
+        return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, floor))
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates
