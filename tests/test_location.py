@@ -89,5 +89,5 @@ def test_how_it_is_built():
             normal_location(2, **wrong)
     with pytest.raises(CavityError, match="dimension 2, the noise 1"):
         NormalLocation(prior, GaussianNoise(1.0))
-    with pytest.raises(DataError, match="2 features"):
+    with pytest.raises(DataError, match="the location has 2 entries"):
         normal_location(2).prepare(Y[:, :1])

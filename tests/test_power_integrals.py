@@ -1,11 +1,13 @@
 """Integrals (sums) of powers of a likelihood over all outcomes, with their slopes in the predictor."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from scipy.special import ive
 
 from cavity.likelihoods import (
     BernoulliLogit,
@@ -122,3 +124,13 @@ def test_a_vector_of_gaussian_outcomes():
     np.testing.assert_allclose(
         np.sum(white**2, axis=1), np.einsum("ni,ij,nj->n", y - f, np.linalg.inv(covariance), y - f), rtol=1e-12
     )
+
+
+def test_large_rates_keep_their_digits():
+    """Beyond the sum the expansion takes over: against e^-2r I_0(2r) for the power 2, and continuous in the rate."""
+    f = jnp.linspace(np.log(1e3), np.log(1e8), 30)[:, None]
+    exact = np.log(ive(0, 2 * np.exp(np.asarray(f[:, 0]))))
+    np.testing.assert_allclose(PoissonLog().log_power_integral(f, 2.0), exact, atol=1e-9)
+    with jax.enable_x64(False):
+        single = PoissonLog().log_power_integral(jnp.asarray(f, jnp.float32), jnp.float32(2.0))
+    np.testing.assert_allclose(single, exact, atol=2e-5)

@@ -220,9 +220,9 @@ def test_renyi_objective_with_an_improper_cavity(family, seed):
 
 
 def test_which_divergences_need_a_proper_cavity():
-    for divergence in (Renyi(0.3), ReverseKL(), FisherRao(), FDivergence(hellinger)):
+    for divergence in (Renyi(0.3), Renyi(0.9), ReverseKL(), FisherRao(), FDivergence(hellinger)):
         assert divergence.needs_proper_cavity
-    for divergence in (Renyi(0.5), Renyi(2.0), KL(), WeightedKL(2.0)):
+    for divergence in (Renyi(1.0), Renyi(2.0), KL(), WeightedKL(2.0)):
         assert not divergence.needs_proper_cavity
 
 

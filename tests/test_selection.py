@@ -3,12 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import cavity
 from cavity import losses, selection
 from cavity.errors import CavityError
 from cavity.models import linear_regression, logistic_regression, mlp_classifier, normal_location, poisson_regression
+from cavity.server import Fixed
+from cavity.solvers import Gradient
 
 
 def location_rows(outliers=8):
@@ -118,7 +121,19 @@ def test_the_influence_of_a_row_is_that_of_adding_it():
         np.testing.assert_allclose(found.kl, cavity.kl(anew.posterior, fit.posterior), rtol=1e-8)
 
 
-def test_influence_needs_proper_cavity_under_a_robust_loss_only():
+def test_a_row_of_no_weight_has_no_influence():
+    """Also where the solver draws mini-batches, and the fit has not converged."""
+    model = logistic_regression(1)
+    rng = np.random.default_rng(0)
+    clients = {name: (rng.normal(size=(20, 1)), rng.integers(0, 2, 20)) for name in "ab"}
+    solver = Gradient(optax.adam, 0.05, 20, batch_size=8)
+    fit = cavity.run(cavity.PVI(model, solver=solver, damping=Fixed(0.3)), clients, rounds=1)
+    row = cavity.Weighted(([[1.0]], [1]), [0.0])
+    assert fit.row_influence("a", row)[0].kl < 1e-20
+    assert fit.row_influence("a", ([[1.0]], [1]))[0].kl > 1e-6
+
+
+def test_influence_is_bounded_under_a_robust_loss_only():
     clients, positions = location_rows(0), np.array([3.0, 10.0, 100.0, 1e4])
     robust, plain = cavity.run(beta(0.5), clients), cavity.run(cavity.PVI(normal_location(prior_scale=3.0)), clients)
     assert max(found.kl for found in robust.row_influence("a", positions)) < 0.1

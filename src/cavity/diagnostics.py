@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from cavity import ledger
 from cavity.engines.drive import client_half, in_own_precision, numbers_as_leaves
+from cavity.errors import ImproperError
 from cavity.interfaces import Algorithm, Data
 from cavity.state import Brief, ServerState
 
@@ -53,19 +54,26 @@ def influence(moved: Any, posterior: Any, names: tuple[str, ...]) -> Influence:
 
 
 def posteriors_with_rows(algorithm: Any, server: ServerState, client: str, data: Data, rows: Data, seed: int) -> list:
-    """The posterior after one client solves again with one more row, for each of `rows` by itself.
+    """The posterior after one client solves again with one more row: one of weight 0, then each of `rows` by itself.
 
-    The other clients' factors stay as they are. All rows are tried in one program.
+    The other clients' factors stay as they are. All rows are tried in one program. The first posterior is what the
+    others are to be compared with: it has the same number of rows, so the same mini-batches, and no other row.
     """
     brief = Brief(server.posterior, server.rows[client], algorithm.shared(server))
     brief = in_own_precision(algorithm, jax.tree.map(jnp.asarray, brief))
     key = jax.random.key(seed)
-    deltas = ledger.to_host(_deltas(numbers_as_leaves(algorithm), key, brief, data, rows.batch, rows.weight))
+    batch = jax.tree.map(lambda leaf: np.concatenate([leaf[:1], leaf]), rows.batch)
+    weight = np.concatenate([[0.0], rows.weight])
+    deltas = ledger.to_host(_deltas(numbers_as_leaves(algorithm), key, brief, data, batch, weight))
     posteriors = []
-    for i in range(len(rows.weight)):
+    for i in range(len(weight)):
         delta = jax.tree.map(lambda leaf, i=i: leaf[i], deltas)
         moved = server.rows | {client: algorithm.merge(server.rows[client], delta, 1.0)}
         posteriors.append(algorithm.rebuild(server.prior, list(moved.values())))
+        if not ledger.is_proper(posteriors[-1]):
+            raise ImproperError(
+                f"with a row added at client {client!r} no proper posterior is found; refine the fit first"
+            )
     return posteriors
 
 

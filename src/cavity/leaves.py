@@ -32,5 +32,7 @@ def require(value: Any, holds: Callable[[np.ndarray], Any], message: str) -> Non
     if isinstance(value, Tracer):
         return
     number = np.asarray(value)
+    if number.ndim:
+        raise CavityError(f"{message}, and one number, not {number.tolist()}")
     if not (np.all(np.isfinite(number)) and np.all(holds(number))):
         raise CavityError(f"{message}, not {number}")

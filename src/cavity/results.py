@@ -160,8 +160,8 @@ class Fit:
     def row_influence(self, client: str, rows: PyTree, *, seed: int = 0) -> list[diagnostics.Influence]:
         """How far one more row at a client would move the posterior, for each of `rows` by itself.
 
-        The client solves again with the row added; the others' factors stay. Under a robust loss this stays small
-        however far a row lies; under the likelihood it does not.
+        The client solves again with the row added, and without it; the others' factors stay. Under a robust loss this
+        stays small however far a row lies; under the likelihood it does not.
 
         Args:
             client: where the row is added.
@@ -176,7 +176,7 @@ class Fit:
         model, data = self.algorithm.model, (self.clients or {})[client]
         added = prepare_client(model, client, rows)
         moved = diagnostics.posteriors_with_rows(self.algorithm, self.server, client, data, added, seed)
-        return [diagnostics.influence(posterior, self.posterior, model.parameter_names) for posterior in moved]
+        return [diagnostics.influence(posterior, moved[0], model.parameter_names) for posterior in moved[1:]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one `.npz` file, without the clients' data."""

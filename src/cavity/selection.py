@@ -1,8 +1,10 @@
 """Choosing a number of a method (beta, gamma, delta, alpha) without a clean test set: cross-validation at the clients.
 
 Every client deals its rows into folds. For each value and each fold the federation runs without that fold, and every
-client scores the rows that it held out. What leaves a client are sums over its rows: of their losses, and of the
-squares of their differences between two values; the server adds those up.
+client scores the rows that it held out. The scores leave it as sums over its rows: of their losses, and of the squares
+of their differences between two values; the server adds those up. The runs themselves exchange factors as any run does,
+once for each value and fold: the factor of all rows over that of all but a fold is what the fold's rows say, so use few
+folds where rows must not be guessed.
 
 The held-out rows are contaminated like the others. So the score must be bounded, and the lowest one is not the wisest
 choice: rows that are wrong in the same way at every client can be predicted, and a fit that bends to them predicts
@@ -92,7 +94,7 @@ def choose(
     score: Score | None = None,
     errors: float = 2.0,
     seed: int = 0,
-    progress: Callable[[str], None] | None = None,
+    progress: bool | Callable[[str], None] = False,
     **options: Any,
 ) -> Choice:
     """Try values of a number by cross-validation inside the clients.
@@ -106,7 +108,7 @@ def choose(
             two or more classes, and the expected quadratic score (the beta loss with beta = 1) for other outcomes.
         errors: the most robust value within so many standard errors of the lowest is chosen; 0 takes the lowest.
         seed: of the folds and of the runs.
-        progress: called with a line after each value.
+        progress: True prints a line after each value; or a function that gets it.
         **options: of `cavity.run` (schedule, rounds, tolerance, ...).
 
     Example:
@@ -127,15 +129,17 @@ def choose(
     methods = [make(value) for value in values]  # bad values fail before any work
     score = default_score(methods[0].model) if score is None else score
     data = prepare_clients(methods[0].model, clients)
+    if not any(np.any(rows.weight) for rows in data.values()):
+        raise CavityError("every row has weight 0; there is nothing to choose by")
     folds = {name: _deal(name, rows, num_folds, seed) for name, rows in data.items()}
     losses: list[dict[str, np.ndarray]] = []  # for each value and client, of each row when it was held out
     for value, method in zip(values, methods, strict=True):
         losses.append(_held_out_losses(method, data, folds, num_folds, score, seed, options))
         if not all(np.isfinite(loss).all() for loss in losses[-1].values()):
             raise CavityError(f"the held-out loss is not finite for the value {value}; leave it out")
-        if progress is not None:
-            total = _total(data, losses[-1])
-            progress(f"value {value}: held-out loss {total:.5g} ({len(losses)} of {len(values)})")
+        if progress:
+            total, tell = _total(data, losses[-1]), print if progress is True else progress
+            tell(f"value {value}: held-out loss {total:.5g} ({len(losses)} of {len(values)})")
     totals = np.array([_total(data, loss) for loss in losses])
     lowest, num_rows = losses[int(np.argmin(totals))], sum(float(np.sum(rows.weight)) for rows in data.values())
     standard_errors = [_standard_error(data, loss, lowest) for loss in losses]
@@ -210,9 +214,10 @@ def _standard_error(
 ) -> float:
     """Of the difference of two totals, from the scatter of the rows' differences."""
     weights = sum(float(np.sum(rows.weight)) for rows in data.values())
+    num_rows = sum(int(np.sum(np.asarray(rows.weight) > 0)) for rows in data.values())
     mean = (_total(data, ours) - _total(data, theirs)) / weights
-    squares = sum(np.asarray(rows.weight) @ (ours[n] - theirs[n] - mean) ** 2 for n, rows in data.items())
-    return float(np.sqrt(squares))
+    squares = sum(np.asarray(rows.weight) ** 2 @ (ours[n] - theirs[n] - mean) ** 2 for n, rows in data.items())
+    return float(np.sqrt(squares * num_rows / max(num_rows - 1, 1)))
 
 
 def _estimator(model: Model) -> Estimator:

@@ -26,11 +26,20 @@ from typing import Any
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
+from cavity.errors import CavityError
 from cavity.interfaces import Damping, Divergence, Loss, Model, Solver
 from cavity.server.combine import combine
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
+
+
+def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
+    if not isinstance(loss, Loss):
+        raise CavityError(f"the loss must be one of cavity.losses, such as Beta(0.5), not {loss!r}")
+    for what, part in (("divergence", divergence), ("server_divergence", server_divergence)):
+        if not isinstance(part, Divergence):
+            raise CavityError(f"the {what} must be one of cavity.divergences, such as Renyi(1.5), not {part!r}")
 
 
 class FedGVI(FactorAlgorithm):
@@ -71,6 +80,7 @@ class FedGVI(FactorAlgorithm):
         self.loss = loss
         self.divergence = KL() if divergence is None else divergence
         self.server_divergence = KL() if server_divergence is None else server_divergence
+        _check_kinds(self.loss, self.divergence, self.server_divergence)
         self.loss.check(model)
         self.divergence.check(model.prior)
         self.server_divergence.check(model.prior)

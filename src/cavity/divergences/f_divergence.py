@@ -14,13 +14,16 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import require_proper
 from cavity.distributions.quadrature import normal_nodes
-from cavity.errors import CavityError, UnsuitableError
+from cavity.errors import CavityError, ImproperError, UnsuitableError
 from cavity.interfaces import Divergence
+
+HUGE = 1e15  # nats: what a sum over nodes gives where the integral does not exist
 
 
 class FDivergence(Divergence):
@@ -53,16 +56,22 @@ class FDivergence(Divergence):
             raise UnsuitableError(f"this f-divergence is between Gaussians, not for {type(family).__name__}; use KL")
 
     def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
-        return self.objective(q, require_proper(p, "take an f-divergence from"))
+        value = self.objective(q, require_proper(p, "take an f-divergence from"))
+        if not isinstance(value, Tracer) and not jnp.isfinite(value):
+            raise ImproperError("this f-divergence is infinite here: the tails of q are too heavy for p, or too light")
+        return value
 
     def objective(self, q: Any, p: Any) -> Float[Array, ""]:
         nodes, weights = normal_nodes(q.dimension)
         theta = q.reparameterise(jnp.asarray(nodes, q.mean.dtype))
         log_u = jax.vmap(lambda t: _log_density(q, t) - _log_density(p, t))(theta)
+        bound = 0.4 * jnp.log(jnp.finfo(log_u.dtype).max)  # far out, where nodes hardly count, without overflow
+        log_u = jnp.clip(log_u, -bound, bound)
         u = jnp.exp(log_u)
         slope = jax.grad(self.f)(jnp.ones((), u.dtype))
         terms = jnp.exp(-log_u) * (self.f(u) - slope * (u - 1.0))
-        return jnp.asarray(weights, u.dtype) @ terms
+        value = jnp.asarray(weights, u.dtype) @ terms
+        return jnp.asarray(jnp.where(value < HUGE, value, jnp.inf))
 
 
 def _log_density(q: Any, theta: Float[Array, " d"]) -> Float[Array, ""]:

@@ -65,7 +65,7 @@ class Renyi(Divergence):
     """The alpha-Renyi divergence for Gaussian families.
 
     With alpha > 1 a narrow q is cheaper than under KL, so that a bad prior holds it back less; with alpha < 1 dearer.
-    A cavity may be improper where alpha >= 1/2.
+    A cavity may be improper where alpha >= 1; below 1 it would leave no minimiser.
 
     Attributes:
         alpha: at least 0.
@@ -74,16 +74,19 @@ class Renyi(Divergence):
     asks_moments_only: ClassVar[bool] = True
     alpha: Float[Array, ""] = eqx.field(converter=as_number)
     near_reverse: bool = eqx.field(static=True)  # alpha < 1/2
+    needs_proper: bool = eqx.field(static=True)  # alpha < 1
 
     def __init__(self, alpha: Any):
         self.alpha = as_number(alpha)
         require(self.alpha, lambda alpha: alpha >= 0, "alpha of the Renyi divergence must be at least 0")
-        self.near_reverse = False if isinstance(self.alpha, Tracer) else bool(self.alpha < 0.5)
+        known = not isinstance(self.alpha, Tracer)
+        self.near_reverse = known and bool(self.alpha < 0.5)
+        self.needs_proper = known and bool(self.alpha < 1.0)
 
     @property
     def needs_proper_cavity(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The form for alpha < 1/2 holds for a proper p only."""
-        return self.near_reverse
+        """With an improper p and alpha < 1 the objective falls without bound towards the edge of its domain."""
+        return self.needs_proper
 
     def check(self, family: Any) -> None:
         if not isinstance(family, Gaussian):
@@ -193,7 +196,8 @@ def _objective_terms_jvp(primals, tangents):
 
         -slope / mixed,     ((alpha - 1) variance (slope / mixed)^2 + (r - 1) / mixed) / 2
 
-    Logarithms would be most of what the Renyi divergence costs in a network. Outside the domain these point back in.
+    Logarithms would be most of what the Renyi divergence costs in a network. Outside the domain these point back in
+    where alpha > 1; within a thousandth of its edge they grow no more.
     """
     alpha, mean, log_variance, precision_mean, precision = primals
     variance = jnp.exp(log_variance)

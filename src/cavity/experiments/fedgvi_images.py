@@ -4,10 +4,17 @@ The authors' generalised cross entropy is summed over its ten Monte Carlo sample
 is ten times the written one. Here a loss does not depend on the number of samples, and the weight is explicit: w = 10
 is theirs, w = 1 what is written.
 
-Training differs from theirs where it says nothing of the method: clients work in turn and undamped (theirs: all at
-once, damping 1/M), with 60 to 75 epochs in all. Settings were tried out on the last 10,000 training images, with wrong
-labels as in training. Test images have the right labels and are never used to choose: on MNIST the last pass counts, on
-Fashion-MNIST the setting is chosen by the wrong labels of 10,000 training images that are held out.
+What differs from theirs, as tried out on the last 10,000 training images, with wrong labels as in training:
+
+- Clients work in turn, undamped. All at once with damping 1/M, ten clients have 95.0 % of MNIST right after 50 epochs;
+  in turn on 97.4 % after 40.
+- The prior has standard deviation 0.3 (theirs is 1, which gives 97.2).
+- Adam's step is 3e-3 with decay in each solve, 6e-3 for ten clients (theirs 5e-4), for PVI as for FedGVI.
+- On Fashion-MNIST w is 30. With 10 and right labels 88.8 % are right after 60 epochs, with 30 89.1 after 45.
+
+Test images have the right labels and are never used to choose: on MNIST the last pass counts, on Fashion-MNIST the
+setting is chosen by the wrong labels of 10,000 training images that are held out. The error of every pass is in the
+result.
 """
 
 from __future__ import annotations
@@ -89,7 +96,7 @@ def fedgvi_mnist(journal: Journal, size: Size, seed: int) -> None:
                 journal.row("mnist", seed=this, method=name, clients=num_clients, accuracy=accuracy, paper=paper,
                             seconds=seconds)  # fmt: skip
         _check_mnist(journal, accuracies, f", seed {this}" if size is Size.FULL else "", judged=not quick)
-        journal.put("histories", histories)
+        journal.put(f"histories of seed {this}", histories)
         journal.figure(
             f"error-{this}",
             lambda histories=histories: plots.compare(histories, "test_error", label="test error", against="round"),
@@ -149,7 +156,7 @@ def fedgvi_fashion(journal: Journal, size: Size, seed: int) -> None:
                 label = f"{share:.0%} wrong, PVI"
                 records, _ = _fit(journal, label, "PVI", clients, passes, epochs, hidden, this, test, validation)
                 pvi = 100 * (1 - records[-1]["test_error"])
-            _, accuracy, delta, w = min(found)
+            _, accuracy, delta, w = min(found, key=lambda entry: entry[0])
             journal.row("chosen", seed=this, wrong=share, delta=delta, w=w, accuracy=accuracy, paper=paper, pvi=pvi,
                         paper_pvi=PAPER_FASHION_PVI[share])  # fmt: skip
             suffix = f", seed {this}" if size is Size.FULL else ""

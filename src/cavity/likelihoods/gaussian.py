@@ -103,25 +103,24 @@ class GaussianVector(PowerIntegral, ExpectedPower):
     def num_predictors(self) -> int:
         return self.root.shape[-1]
 
-    @property
-    def _log_scale(self) -> Float[Array, ""]:
-        return jnp.sum(jnp.log(jnp.diagonal(self.root)))
+    def _log_scale(self, dtype: Any) -> Float[Array, ""]:
+        return jnp.sum(jnp.log(jnp.diagonal(self.root))).astype(dtype)
 
     def standardise(self, difference: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         """S^(-1/2) times each difference."""
-        identity = jnp.eye(self.num_predictors, dtype=self.root.dtype)
-        return difference @ solve_triangular(self.root, identity, lower=True).T
+        identity = jnp.eye(self.num_predictors, dtype=difference.dtype)
+        return difference @ solve_triangular(self.root.astype(difference.dtype), identity, lower=True).T
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         z = self.standardise(y - f)
-        return -0.5 * (jnp.sum(z**2, axis=-1) + self.num_predictors * LOG_TWO_PI) - self._log_scale
+        return -0.5 * (jnp.sum(z**2, axis=-1) + self.num_predictors * LOG_TWO_PI) - self._log_scale(z.dtype)
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return f
 
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
         d = self.num_predictors
-        value = 0.5 * (1.0 - power) * (d * LOG_TWO_PI + 2 * self._log_scale) - 0.5 * d * jnp.log(power)
+        value = 0.5 * (1.0 - power) * (d * LOG_TWO_PI + 2 * self._log_scale(f.dtype)) - 0.5 * d * jnp.log(power)
         return value + jnp.zeros_like(f[..., 0])
 
     def log_expected_power(
@@ -130,7 +129,7 @@ class GaussianVector(PowerIntegral, ExpectedPower):
         white = self.standardise(jnp.swapaxes(self.standardise(covariance), -1, -2))
         widened = jnp.linalg.cholesky(jnp.eye(self.num_predictors, dtype=mean.dtype) + power * white)
         z = solve_triangular(widened, self.standardise(y - mean)[..., None], lower=True)[..., 0]
-        at_peak = -0.5 * power * (self.num_predictors * LOG_TWO_PI + 2 * self._log_scale)
+        at_peak = -0.5 * power * (self.num_predictors * LOG_TWO_PI + 2 * self._log_scale(mean.dtype))
         shrink = jnp.sum(jnp.log(jnp.diagonal(widened, axis1=-2, axis2=-1)), axis=-1)
         return at_peak - shrink - 0.5 * power * jnp.sum(z**2, axis=-1)
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from cavity.interfaces import ClosedFormMean, PowerIntegral
 
 _NODES = 256  # counts at which powers are summed
+_LARGEST_SUM, _LARGEST_SUM_SINGLE = 1e4, 1e2  # rates that are summed over, in double and single precision
 _REACH = 9.0  # standard deviations to either side of the rate that they span
 
 
@@ -35,16 +36,25 @@ class PoissonLog(ClosedFormMean, PowerIntegral):
         return jnp.exp(mean + variance / 2)
 
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
-        """A sum over counts around the rate; for a rate of hundreds over every few of them.
+        """A sum over counts around the rate; for large rates, where it would lose its digits, an expansion in 1 / rate.
 
-        p^power is then so close to a Gaussian that sums with steps far below its width are exact to rounding.
+        With rate r the expansion is (1 - k) log(2 pi r) / 2 - log(k) / 2 + (k - 1 / k) / (24 r) for the power k.
         """
-        rate = jax.lax.stop_gradient(jnp.exp(f[..., 0]))
+        log_rate = f[..., 0]
+        largest = _LARGEST_SUM if f.dtype == jnp.float64 else _LARGEST_SUM_SINGLE
+        is_large = jax.lax.stop_gradient(log_rate) > jnp.log(largest)
+        expansion = 0.5 * (1.0 - power) * (jnp.log(2 * jnp.pi) + log_rate) - 0.5 * jnp.log(power)
+        expansion = expansion + (power - 1.0 / power) / 24.0 * jnp.exp(-jnp.where(is_large, log_rate, 0.0))
+        return jnp.asarray(jnp.where(is_large, expansion, self._power_sum(jnp.where(is_large, 0.0, log_rate), power)))
+
+    def _power_sum(self, log_rate: Float[Array, " *batch"], power: Any) -> Float[Array, " *batch"]:
+        rate = jax.lax.stop_gradient(jnp.exp(log_rate))
+        # p^power is close to a Gaussian for a rate of hundreds: steps far below its width are exact to rounding
         stride = jnp.maximum(2 * _REACH * jnp.sqrt(rate / power) / _NODES, 1.0)
         first = jnp.maximum(jnp.floor(rate - 0.5 * stride * _NODES), 0.0)
-        counts = first[..., None] + stride[..., None] * jnp.arange(_NODES, dtype=f.dtype)
-        terms = power * self.log_prob(jnp.broadcast_to(f[..., None, :], (*counts.shape, 1)), counts)
-        return jax.nn.logsumexp(terms, axis=-1) + jnp.log(stride)
+        counts = first[..., None] + stride[..., None] * jnp.arange(_NODES, dtype=log_rate.dtype)
+        log_prob = counts * log_rate[..., None] - jnp.exp(log_rate)[..., None] - gammaln(counts + 1.0)
+        return jax.nn.logsumexp(power * log_prob, axis=-1) + jnp.log(stride)
 
     def check(self, y: np.ndarray) -> str | None:
         if (y < 0).any() or (y != np.round(y)).any():

@@ -81,6 +81,12 @@ class ScoreMatching(Loss):
 
     kernel: Kernel
 
+    def __check_init__(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise CavityError(
+                f"score matching takes weights such as SquaredExponential(2.0), not {self.kernel!r}; 2.0 is their width"
+            )
+
     def check(self, model: Model) -> None:
         if isinstance(model, PredictorModel) and model.likelihood.is_discrete:
             raise UnsuitableError(

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
+from cavity.errors import CavityError
 from cavity.interfaces import Data, Likelihood, Loss, Model
 from cavity.leaves import as_number, require
 from cavity.losses.nll import NegativeLogLikelihood
@@ -25,6 +26,10 @@ class Tempered(Loss):
 
     def __check_init__(self) -> None:
         require(self.weight, lambda weight: weight > 0, "the weight of a loss must be positive")
+        if not isinstance(self.loss, Loss):
+            raise CavityError(
+                f"the weight comes first and a loss second, as in Tempered(2.0, Beta(0.5)), not {self.loss!r}"
+            )
 
     def check(self, model: Model) -> None:
         self.loss.check(model)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from cavity.checks import numeric_matrix
 from cavity.distributions import FullGaussian
 from cavity.distributions.gaussian import Gaussian
-from cavity.errors import CavityError
+from cavity.errors import CavityError, DataError
 from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PseudoRows
 from cavity.likelihoods import GaussianVector
 from cavity.models.prediction import Prediction, predict_from_predictor
@@ -80,7 +80,12 @@ class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
         return batch + share[:, None] * (batch - theta)
 
     def prepare(self, batch: PyTree) -> PyTree:
-        return numeric_matrix(batch, [f"x{j}" for j in range(1, self.prior.dimension + 1)])
+        shape, size = np.shape(batch), self.prior.dimension
+        if len(shape) > 2 or (shape[1] if len(shape) == 2 else 1) != size:
+            raise DataError(
+                f"the rows have the shape {shape}, but the location has {size} entries; give rows of {size}"
+            )
+        return numeric_matrix(batch, [f"x{j}" for j in range(1, size + 1)])
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         """The expected row, once for each entry of `x` (which says only how many are wanted)."""

@@ -98,7 +98,7 @@ def boundaries(
     low, high = x.min(0) - 1.0, x.max(0) + 1.0
     grid = np.stack(np.meshgrid(*[np.linspace(a, b, 80) for a, b in zip(low, high, strict=True)]), -1)
     for axes, (name, predict) in zip(panels, predictions.items(), strict=True):
-        axes_or_new(axes, 0, 0)
+        axes = axes_or_new(axes, 3.6, 3.6)
         probability = np.asarray(predict(grid.reshape(-1, 2))).reshape(grid.shape[:2])
         lines = axes.contour(grid[..., 0], grid[..., 1], probability, levels, colors="black", linewidths=1)
         axes.clabel(lines, fontsize=7)

@@ -13,7 +13,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, PyTree
 
 from cavity.divergences.kl import KL
@@ -30,13 +32,34 @@ def combine(divergence: Divergence, prior: Any, factors: Any) -> Any:
     """The minimiser of E_q[-log factors] + divergence(q : prior), of the prior's family. It may be traced."""
     if isinstance(divergence, KL):
         return prior * factors
+    is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prior, factors)))
     if isinstance(divergence, MultipleOfKL):
-        return prior * factors ** (1.0 / divergence.weight)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prior, factors))):
+        weight = divergence.weight if is_traced else np.asarray(divergence.weight, np.float64)
+        return prior * factors ** (1.0 / weight)
+    if is_traced:
         return _minimise(divergence, prior, factors)
     with jax.enable_x64(True):
         divergence, prior, factors = jax.tree.map(jnp.asarray, (divergence, prior, factors))
         return jax.device_get(_compiled(divergence, prior, factors))
+
+
+def _seen_from(q: Any, mean: Array, root: Array) -> Any:
+    """The density of z where theta = mean + root z; root is a matrix, or the diagonal of one."""
+    if root.ndim == 2:
+        return type(q)(root.T @ (q.precision_mean - q.precision @ mean), root.T @ q.precision @ root)
+    scale = root[0] if q.precision.ndim == 0 else root  # one scale for all
+    return type(q)(scale * (q.precision_mean - q.precision * mean), scale * q.precision * scale)
+
+
+def _seen_back(q: Any, mean: Array, root: Array) -> Any:
+    """The density of theta = mean + root z from that of z."""
+    if root.ndim == 2:
+        inverse = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True)
+        precision = inverse.T @ q.precision @ inverse
+        return type(q)(inverse.T @ q.precision_mean + precision @ mean, precision)
+    scale = root[0] if q.precision.ndim == 0 else root
+    precision = q.precision / scale**2
+    return type(q)(q.precision_mean / scale + precision * mean, precision)
 
 
 class _State(eqx.Module):
@@ -52,6 +75,11 @@ def _minimise(divergence: Divergence, prior: Any, factors: Any) -> Any:
     product = prior * factors
     proper = product.is_proper
     start = jax.tree.map(lambda q, p: jnp.where(proper, q, p), product, prior)
+    # in units of the start, whatever the columns are measured in: divergences do not see the change
+    diagonal, below = start.root
+    centre = start.mean
+    root = jnp.broadcast_to(diagonal, centre.shape) if below is None else below + jnp.diag(diagonal)
+    prior, factors, start = (_seen_from(q, centre, root) for q in (prior, factors, start))
     coordinates: Any = system.of(divergence.inside(start, prior))
 
     def objective(coordinates: PyTree) -> Float[Array, ""]:
@@ -75,7 +103,7 @@ def _minimise(divergence: Divergence, prior: Any, factors: Any) -> Any:
     q = system.natural(last.coordinates, prior)
     # with factors of negative precision there may be no minimum: an improper answer makes the server damp more
     found = (last.slope < GOOD_ENOUGH) & jnp.all(q.variance < WIDEST * prior.variance)
-    return jax.tree.map(lambda leaf: jnp.where(found, leaf, jnp.nan), q)
+    return jax.tree.map(lambda leaf: jnp.where(found, leaf, jnp.nan), _seen_back(q, centre, root))
 
 
 _compiled = eqx.filter_jit(_minimise)

@@ -38,6 +38,8 @@ class Fixed(Damping):
 
 def one_over(num_clients: int) -> Fixed:
     """Exponent 1/M: the logarithmic opinion pool (FedGVI, proposition 4.3), safe and slow."""
+    if num_clients < 1:
+        raise CavityError(f"there must be at least one client, not {num_clients}")
     return Fixed(1.0 / num_clients)
 
 
