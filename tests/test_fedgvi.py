@@ -340,4 +340,4 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     refit = row * answer.delta  # the new factor is tilted / cavity, with the cavity that was used
     tilted = problem.cavity * refit
     assert bool(tilted.is_proper)
-    assert np.all(np.abs(tilted.mean) < 5)
+    assert np.all(np.abs(tilted.mean) < 15)  # score matching stays at the mean of the cavity, which is 11
