@@ -306,6 +306,7 @@ def summary(outcome):
     return {"posterior": [leaf.tolist() for leaf in jax.tree.leaves(server.posterior)], "history": history}
 
 
+@pytest.mark.slow
 def test_two_devices():
     root = Path(__file__).parents[1]
     environment = os.environ | {

@@ -270,6 +270,7 @@ def test_other_divergences_at_a_client(name):
     assert np.isnan(fit.history[-1]["free_energy"])  # it has none, and none is invented
 
 
+@pytest.mark.slow
 def test_another_divergence_at_the_server():
     """With Renyi at the server the posterior still is rebuilt from prior and rows, in single rounds and in blocks."""
     model, clients = normal_location(prior_scale=2.0), {"a": np.arange(3.0), "b": np.array([1.0, 4.0])}

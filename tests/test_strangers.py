@@ -433,6 +433,7 @@ def test_rows_of_different_sizes(tmp_path):
     assert distance(fit.withdraw("hull", tolerance=1e-20).posterior.gaussian, without.posterior) < 1e-8
 
 
+@pytest.mark.slow
 def test_rows_of_different_sizes_survive_faults():
     algorithm, clients = grouped()
     check_survives_faults(algorithm, clients, 15, canonical=lambda posterior: posterior.gaussian)
