@@ -1,11 +1,10 @@
 """`cavity reproduce bnn-mnist`: the bars, and that it runs; the whole run takes some ten minutes and is not a test."""
 
-import os
-
 import pytest
 
 from cavity.experiments import bnn_mnist, runner
 from cavity.experiments.runner import Size
+from tests.marks import needs_data
 
 
 def test_the_bars_are_those_that_are_asked():
@@ -15,7 +14,7 @@ def test_the_bars_are_those_that_are_asked():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not os.environ.get("CAVITY_DATA"), reason="CAVITY_DATA names no folder with MNIST")
+@needs_data
 def test_in_small(tmp_path):
     """A fiftieth of the budget and a tenth of the units: far from the bars, and far from guessing."""
     result = runner.run("bnn-mnist", bnn_mnist.bnn_mnist, directory=tmp_path, size=Size.QUICK)

@@ -151,3 +151,28 @@ def test_in_double_precision_whatever_the_clients_compute_in():
     for leaf in jax.tree.leaves(single):
         assert isinstance(leaf, np.ndarray)
         assert leaf.dtype == np.float64
+
+
+@pytest.mark.parametrize("divergence", [ReverseKL(), Renyi(1.5)], ids=["reverse KL", "Renyi 1.5"])
+def test_columns_in_any_unit(divergence):
+    """The same problem with every coordinate in another unit has the same answer in those units."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(6, 6))
+    prior = FullGaussian(np.zeros(6), np.eye(6))
+    factors = FullGaussian(1e3 * rng.normal(size=6), 1e3 * (root @ root.T + np.eye(6)))
+    scale = 10.0 ** np.arange(-2, 4)
+
+    def in_units(q):  # of scale * theta
+        return FullGaussian(q.precision_mean / scale, q.precision / np.outer(scale, scale))
+
+    plain, scaled = combine(divergence, prior, factors), combine(divergence, in_units(prior), in_units(factors))
+    assert bool(plain.is_proper)
+    np.testing.assert_allclose(scaled.mean / scale, plain.mean, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(scaled.variance / scale**2, plain.variance, rtol=1e-5)
+
+
+def test_a_power_of_the_factors_stays_in_double_precision():
+    with jax.enable_x64(False):
+        found = combine(WeightedKL(3.0), FullGaussian(np.zeros(2), np.eye(2)), FullGaussian(np.ones(2), np.eye(2)))
+    assert found.precision.dtype == np.float64
+    np.testing.assert_allclose(found.precision, 4 * np.eye(2), rtol=1e-6)  # w itself is a single-precision leaf

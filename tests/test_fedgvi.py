@@ -18,6 +18,7 @@ from cavity.distributions.natural import product
 from cavity.divergences import KL, FisherRao, Renyi, ReverseKL, WeightedKL
 from cavity.engines.drive import client_half
 from cavity.interfaces import Problem
+from cavity.likelihoods import GaussianVector
 from cavity.losses import InverseMultiQuadric, NegativeLogLikelihood, ScoreMatching, SquaredExponential, Tempered
 from cavity.models import linear_regression, logistic_regression, mlp_classifier, normal_location
 from cavity.server import Fixed, one_over
@@ -342,3 +343,34 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     tilted = problem.cavity * refit
     assert bool(tilted.is_proper)
     assert np.all(np.abs(tilted.mean) < 15)  # score matching stays at the mean of the cavity, which is 11
+
+
+def test_a_sweep_over_a_number_compiles_once(monkeypatch):
+    """Numbers are leaves: beta and alpha change without a new trace."""
+    traces = []
+    plain = losses.Beta.assemble
+
+    def counted(self, likelihood, f, log_power):
+        traces.append(None)
+        return plain(self, likelihood, f, log_power)
+
+    monkeypatch.setattr(losses.Beta, "assemble", counted)
+    model, clients = normal_location(family=DiagonalGaussian), {"a": np.arange(4.0), "b": np.ones(4)}
+    counts = []
+    for beta, alpha in ((0.3, 1.2), (0.5, 1.2), (0.5, 2.0)):
+        cavity.run(cavity.FedGVI(model, losses.Beta(beta), Renyi(alpha)), clients, rounds=1)
+        counts.append(len(traces))
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 3
+
+
+def test_a_network_of_several_outcomes_stays_in_single_precision():
+    likelihood = GaussianVector.from_covariance(np.array([[1.0, 0.3], [0.3, 2.0]]))
+    f, y = jnp.zeros((3, 2), jnp.float32), jnp.ones((3, 2), jnp.float32)
+    covariance = jnp.broadcast_to(jnp.eye(2, dtype=jnp.float32), (3, 2, 2))
+    for value in (
+        likelihood.log_prob(f, y),
+        likelihood.log_power_integral(f, jnp.float32(1.5)),
+        likelihood.log_expected_power(f, covariance, y, jnp.float32(0.5)),
+    ):
+        assert value.dtype == jnp.float32

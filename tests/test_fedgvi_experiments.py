@@ -1,7 +1,5 @@
 """`cavity reproduce fedgvi-...` and `cavity bench fedgvi`: the bars, the draws, and that they run in small."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,7 @@ from cavity.experiments import bench_fedgvi, fedgvi_covertype, fedgvi_heart, fed
 from cavity.experiments.runner import Size
 from cavity.models import mlp_classifier
 from cavity.solvers import Gradient
-
-needs_data = pytest.mark.skipif(not os.environ.get("CAVITY_DATA"), reason="CAVITY_DATA names no folder with the data")
+from tests.marks import needs_data
 
 
 def test_the_bars_are_those_that_are_asked():

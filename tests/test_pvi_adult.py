@@ -1,11 +1,10 @@
 """`cavity reproduce pvi-adult`: PVI meets the pooled posterior on Adult within the rounds that are asked."""
 
-import os
-
 import numpy as np
 import pytest
 
 from cavity.experiments import pvi_adult, runner
+from tests.marks import needs_data
 
 
 def test_the_bars_are_those_that_are_asked():
@@ -21,7 +20,7 @@ def test_the_bars_are_those_that_are_asked():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not os.environ.get("CAVITY_DATA"), reason="CAVITY_DATA names no folder with the Adult data set")
+@needs_data
 def test_all_four_runs_meet_the_pooled_posterior(tmp_path):
     result = runner.run("pvi-adult", pvi_adult.pvi_adult, directory=tmp_path)
     assert [(check.name[:7], check.holds) for check in result.checks] == [

@@ -406,3 +406,12 @@ def test_f_divergence_in_many_dimensions():
     value, at_equality = float(estimate(q, p)), float(estimate(p, p))
     assert at_equality == 0
     np.testing.assert_allclose(value, q.kl(p), rtol=0.3)
+
+
+def test_an_f_divergence_of_a_wide_q():
+    """Far nodes do not overflow where q is six times wider, though 32 of them see p coarsely; chi^2 is infinite."""
+    q, p = (DiagonalGaussian.from_moments(np.zeros(1), np.array([variance])) for variance in (36.0, 1.0))
+    entropy = FDivergence(lambda u: u * jnp.log(u))
+    np.testing.assert_allclose(entropy(q, p), q.kl(p), rtol=0.03)
+    with pytest.raises(ImproperError, match="infinite"):
+        FDivergence(lambda u: (u - 1.0) ** 2)(q, p)

@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from cavity.data import partition, sources
-
-needs_data = pytest.mark.skipif(
-    sources.data_directory() is None, reason="CAVITY_DATA is not set: the real data sets are not here"
-)
+from tests.marks import needs_data
 
 
 @pytest.fixture(scope="module")

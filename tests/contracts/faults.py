@@ -34,8 +34,7 @@ from jaxtyping import PyTree
 
 from cavity import ledger, wire
 from cavity.data.clients import prepare_clients
-from cavity.engines.drive import client_half
-from cavity.engines.local import client_keys, name_number
+from cavity.engines.drive import client_half, client_keys, name_number
 from cavity.interfaces import Algorithm, Data, RowAlgorithm, Schedule
 from cavity.state import ClientState, Message, Reply, ServerState
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.full import FullGaussian
-from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
+from cavity.distributions.gaussian import Gaussian, rest_without, split, symmetric_kl_terms
 from cavity.distributions.natural import ArrayLike
 
 
@@ -80,12 +80,8 @@ class DiagonalGaussian(Gaussian):
         return cls(precision * mean, precision)
 
     def without(self, factor: DiagonalGaussian, least: DiagonalGaussian) -> DiagonalGaussian:
-        # self - s factor = least, where s = 1 would leave less
-        rest = self.precision - factor.precision
-        floor = jnp.minimum(least.precision, self.precision)
-        too_much = rest < floor
-        share = jnp.where(too_much, (self.precision - floor) / jnp.where(too_much, factor.precision, 1.0), 1.0)
-        return DiagonalGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, floor))
+        share, rest = rest_without(self.precision, factor.precision, least.precision)
+        return DiagonalGaussian(self.precision_mean - share * factor.precision_mean, rest)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)

@@ -90,6 +90,15 @@ class Gaussian(ExponentialFamily):
         return self.reparameterise(jax.random.normal(key, (*shape, self.dimension), dtype))
 
 
+def rest_without(precision: Any, factor: Any, least: Any) -> tuple[Array, Array]:
+    """The largest s <= 1 for which precision - s factor keeps at least `least`, and what it leaves; elementwise."""
+    rest = precision - factor
+    floor = jnp.minimum(least, precision)
+    too_much = rest < floor
+    share = jnp.where(too_much, (precision - floor) / jnp.where(too_much, factor, 1.0), 1.0)
+    return jnp.asarray(share), jnp.maximum(rest, floor)
+
+
 def split(vector: Float[ArrayLike, " d"], designs: Sequence[Float[Array, "n _"]]) -> list[Array]:
     """Cut a vector into the blocks that the designs act on."""
     edges = [0]

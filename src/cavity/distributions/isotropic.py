@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import Gaussian, rest_without
 from cavity.distributions.natural import ArrayLike
 
 
@@ -83,12 +83,8 @@ class IsotropicGaussian(Gaussian):
         return cls(precision * mean, precision)
 
     def without(self, factor: IsotropicGaussian, least: IsotropicGaussian) -> IsotropicGaussian:
-        # self - s factor = least, where s = 1 would leave less
-        rest = self.precision - factor.precision
-        floor = jnp.minimum(least.precision, self.precision)
-        too_much = rest < floor
-        share = jnp.where(too_much, (self.precision - floor) / jnp.where(too_much, factor.precision, 1.0), 1.0)
-        return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, jnp.maximum(rest, floor))
+        share, rest = rest_without(self.precision, factor.precision, least.precision)
+        return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, rest)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates

@@ -10,7 +10,7 @@ Both run all clients of a stack at once, by `vmap`, and on several devices each 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from cavity.engines.stacks import AXIS
 from cavity.interfaces import Algorithm, Data, Problem, Solver
-from cavity.state import Answer, Brief
+from cavity.state import Answer, Brief, Message
 
 Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
 LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
@@ -173,6 +173,12 @@ def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) ->
         return key
 
     return jax.vmap(one)(versions, sequences, names)
+
+
+def message_keys(seed: int, messages: Sequence[Message]) -> Key[Array, " clients"]:
+    """The keys of the clients that these messages go to."""
+    header = np.array([(m.version, m.sequence, name_number(m.client)) for m in messages], np.uint32)
+    return client_keys(jnp.asarray(seed, jnp.uint32), *jnp.asarray(header).T)
 
 
 def name_number(name: str) -> int:

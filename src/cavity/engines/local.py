@@ -16,13 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.engines.block import Ledger, run_block
-from cavity.engines.drive import Work, client_keys, name_number, numbers_as_leaves, run_clients
-from cavity.engines.stacks import buckets, device_mesh, spread, stack
+from cavity.engines.drive import Work, message_keys, numbers_as_leaves, run_clients
+from cavity.engines.stacks import buckets, device_mesh, splitting, spread, stack
 from cavity.interfaces import Algorithm, BlockRounds, Data, Engine, RowAlgorithm
 from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement, Stacked
 
@@ -136,9 +135,6 @@ class LocalEngine(Engine):
             and hasattr(type(server.posterior), "log_partition")
         )
 
-    def _mesh_for(self, num_clients: int) -> Mesh | None:
-        return self._mesh if self._mesh.size > 1 and num_clients % self._mesh.size == 0 else None
-
     def _answer(self, messages: list[Message]) -> list[Reply]:
         replies, groups = [], {}
         for message in messages:
@@ -163,10 +159,9 @@ class LocalEngine(Engine):
         everybody = len(places) == len(names) and bool((places == np.arange(len(names))).all())
         if not everybody:
             data = jax.tree.map(lambda leaf: leaf[places], data)
-        header = np.array([(m.version, m.sequence, name_number(m.client)) for m in messages], np.uint32)
-        keys = client_keys(jnp.asarray(self._seed, jnp.uint32), *jnp.asarray(header).T)
+        keys = message_keys(self._seed, messages)
         keys, (briefs, local) = spread((keys, stack([told for _, told in group])), self._mesh)
-        outcome = run_clients(self._traced, Work(keys, briefs, local, data), self._mesh_for(len(messages)))
+        outcome = run_clients(self._traced, Work(keys, briefs, local, data), splitting(self._mesh, len(messages)))
         answers, local = jax.tree.map(np.asarray, outcome)
         replies = []
         for i, message in enumerate(messages):

@@ -69,9 +69,14 @@ def device_mesh() -> Mesh:
     return Mesh(np.array(jax.devices()), (AXIS,))
 
 
+def splitting(mesh: Mesh, num_clients: int) -> Mesh | None:
+    """The mesh, if so many clients can be split over it evenly."""
+    return mesh if mesh.size > 1 and num_clients % mesh.size == 0 else None
+
+
 def spread(tree: PyTree, mesh: Mesh) -> PyTree:
     """Put a stack on the devices: split over clients where their number allows, whole on the first one otherwise."""
     leaves = jax.tree.leaves(tree)
-    if mesh.size > 1 and leaves and leaves[0].shape[0] % mesh.size == 0:
+    if leaves and splitting(mesh, leaves[0].shape[0]):
         return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
     return jax.tree.map(jnp.asarray, tree)

@@ -10,11 +10,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from cavity.engines.drive import Work, client_keys, name_number, numbers_as_leaves, run_clients
-from cavity.engines.stacks import device_mesh, pad, spread, stack
+from cavity.engines.drive import Work, message_keys, numbers_as_leaves, run_clients
+from cavity.engines.stacks import device_mesh, pad, splitting, spread, stack
 from cavity.errors import DataError, UnsuitableError
 from cavity.interfaces import Algorithm, ClientSource, Data, Engine
 from cavity.state import ClientState, Message, Reply
@@ -82,11 +81,10 @@ class StreamingEngine(Engine):
 
     def _run(self, messages: list[Message], data: Data) -> list[Reply]:
         filled = messages + messages[:1] * (self._chunk - len(messages))
-        header = np.array([(m.version, m.sequence, name_number(m.client)) for m in filled], np.uint32)
-        keys = client_keys(jnp.asarray(self._seed, jnp.uint32), *jnp.asarray(header).T)
+        keys = message_keys(self._seed, filled)
         keys, data, briefs = spread((keys, data, stack([m.brief for m in filled])), self._mesh)
-        mesh = self._mesh if self._mesh.size > 1 and self._chunk % self._mesh.size == 0 else None
-        answers, _ = run_clients(self._traced, Work(keys, briefs, None, data), mesh)
+        work = Work(keys, briefs, None, data)
+        answers, _ = run_clients(self._traced, work, splitting(self._mesh, self._chunk))
         answers = jax.tree.map(np.asarray, answers)
         return [
             Reply(m.client, m.version, m.sequence, jax.tree.map(lambda leaf, i=i: leaf[i], answers))

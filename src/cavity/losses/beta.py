@@ -13,22 +13,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from cavity.errors import UnsuitableError
-from cavity.interfaces import ExpectedPower, Likelihood, PowerIntegral
 from cavity.leaves import as_number, require
-from cavity.losses.predictor import PredictorLoss, name_of
+from cavity.losses.power import PowerLoss
 
 
-def check_power_integral(loss: str, likelihood: Likelihood) -> None:
-    """Raise unless the likelihood knows the integrals of its powers."""
-    if not isinstance(likelihood, PowerIntegral):
-        raise UnsuitableError(
-            f"the {loss} loss needs the integral of p^(1 + beta) over outcomes, which {name_of(likelihood)} does not "
-            "have. Use a likelihood that is a PowerIntegral, or another loss"
-        )
-
-
-class Beta(PredictorLoss):
+class Beta(PowerLoss):
     """-(p^beta - 1) / beta + (integral of p^(1 + beta)) / (1 + beta) - 1, bounded in y for every theta.
 
     Attributes:
@@ -46,24 +35,10 @@ class Beta(PredictorLoss):
         require(self.beta, lambda beta: beta > 0, "beta must be positive (0 is the negative log likelihood)")
 
     @property
-    def needs_proper_cavity(self) -> bool:
-        return True
+    def power(self) -> Float[Array, ""]:
+        return self.beta
 
-    def check_likelihood(self, likelihood: Likelihood) -> None:
-        check_power_integral("beta", likelihood)
-
-    def _assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
+    def assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
         beta = self.beta.astype(f.dtype)
         whole = jnp.exp(likelihood.log_power_integral(f, 1.0 + beta))
         return -jnp.expm1(log_power) / beta + whole / (1.0 + beta) - 1.0
-
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        return self._assemble(likelihood, f, self.beta.astype(f.dtype) * likelihood.log_prob(f, y))
-
-    def expected(
-        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
-    ) -> Float[Array, " n"] | None:
-        if not isinstance(likelihood, ExpectedPower):
-            return None
-        beta = self.beta.astype(mean.dtype)
-        return self._assemble(likelihood, mean, likelihood.log_expected_power(mean, covariance, y, beta))

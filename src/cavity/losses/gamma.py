@@ -12,13 +12,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from cavity.interfaces import ExpectedPower, Likelihood
 from cavity.leaves import as_number, require
-from cavity.losses.beta import check_power_integral
-from cavity.losses.predictor import PredictorLoss
+from cavity.losses.power import PowerLoss
 
 
-class Gamma(PredictorLoss):
+class Gamma(PowerLoss):
     """gamma / (gamma - 1) * (1 - (p / norm)^(gamma - 1)) with norm = (integral of p^gamma)^(1 / gamma).
 
     Attributes:
@@ -31,24 +29,10 @@ class Gamma(PredictorLoss):
         require(self.gamma, lambda gamma: gamma > 1, "gamma must exceed 1 (1 is the negative log likelihood)")
 
     @property
-    def needs_proper_cavity(self) -> bool:
-        return True
+    def power(self) -> Float[Array, ""]:
+        return self.gamma - 1.0
 
-    def check_likelihood(self, likelihood: Likelihood) -> None:
-        check_power_integral("gamma", likelihood)
-
-    def _assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
+    def assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
         gamma = self.gamma.astype(f.dtype)
         log_norm = likelihood.log_power_integral(f, gamma) / gamma
         return -gamma / (gamma - 1.0) * jnp.expm1(log_power - (gamma - 1.0) * log_norm)
-
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        return self._assemble(likelihood, f, (self.gamma.astype(f.dtype) - 1.0) * likelihood.log_prob(f, y))
-
-    def expected(
-        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
-    ) -> Float[Array, " n"] | None:
-        if not isinstance(likelihood, ExpectedPower):
-            return None
-        power = self.gamma.astype(mean.dtype) - 1.0
-        return self._assemble(likelihood, mean, likelihood.log_expected_power(mean, covariance, y, power))

@@ -21,7 +21,34 @@ from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_
 from cavity.models.regression import gaussian_prior
 
 
-class FunctionModel(PredictiveModel):
+class TreeModel(PredictiveModel):
+    """A model whose parameters are a pytree of the user's, with a Gaussian over them raveled; data are any arrays."""
+
+    template: eqx.AbstractVar[PyTree]
+
+    def __check_init__(self) -> None:
+        size = len(self.parameter_names)
+        if self.prior.dimension != size:
+            raise CavityError(f"the prior has dimension {self.prior.dimension}, the parameters have {size} entries")
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return entry_names(self.template)
+
+    def parameters(self, theta: Float[Array, " d"]) -> PyTree:
+        """The flat vector as the user's pytree."""
+        return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, theta.dtype), self.template))[1](theta)
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
+        if not arrays or any(array.ndim == 0 for array in arrays):
+            raise DataError("data must be arrays with one entry per row along their first axis")
+        if len({len(array) for array in arrays}) > 1:
+            raise DataError(f"arrays of {sorted({len(array) for array in arrays})} rows; all must have the same rows")
+        return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
+
+
+class FunctionModel(TreeModel):
     """A model given by `log_likelihood(parameters, batch) -> [n]`, with a Gaussian over the raveled parameters.
 
     Attributes:
@@ -41,24 +68,8 @@ class FunctionModel(PredictiveModel):
     prior: Gaussian
     predictor: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
 
-    def __check_init__(self) -> None:
-        size = len(self.parameter_names)
-        if self.prior.dimension != size:
-            raise CavityError(f"the prior has dimension {self.prior.dimension}, the parameters have {size} entries")
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        return entry_names(self.template)
-
-    def parameters(self, theta: Float[Array, " d"]) -> PyTree:
-        """The flat vector as the user's pytree."""
-        return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, theta.dtype), self.template))[1](theta)
-
     def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         return self.log_likelihood(self.parameters(theta), batch)
-
-    def prepare(self, batch: PyTree) -> PyTree:
-        return numeric_rows(batch)
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         if self.predictor is None:
@@ -67,16 +78,6 @@ class FunctionModel(PredictiveModel):
         draws = posterior.sample(key, (num_draws or DEFAULT_DRAWS,))
         outcomes = jax.vmap(lambda theta: predictor(self.parameters(theta), x))(draws)
         return prediction_from_draws(outcomes)
-
-
-def numeric_rows(batch: PyTree) -> PyTree:
-    """A pytree of finite arrays with common rows, or a DataError that names the array."""
-    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
-    if not arrays or any(array.ndim == 0 for array in arrays):
-        raise DataError("data must be arrays with one entry per row along their first axis")
-    if len({len(array) for array in arrays}) > 1:
-        raise DataError(f"arrays of {sorted({len(array) for array in arrays})} rows; all must have the same rows")
-    return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
 
 
 def _numeric_leaf(path: Any, leaf: Any) -> np.ndarray:

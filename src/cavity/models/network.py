@@ -12,14 +12,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.distributions import DiagonalGaussian
-from cavity.distributions.trees import entry_names
-from cavity.errors import CavityError
-from cavity.interfaces import Likelihood, PredictiveModel, PredictorModel
-from cavity.models.function import numeric_rows
+from cavity.interfaces import Likelihood, PredictorModel
+from cavity.models.function import TreeModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
 
-class NetworkModel(PredictorModel, PredictiveModel):
+class NetworkModel(TreeModel, PredictorModel):
     """y ~ likelihood(apply(parameters, x)), mean field. Build it with `network_model` or `equinox_model`.
 
     Attributes:
@@ -34,20 +32,10 @@ class NetworkModel(PredictorModel, PredictiveModel):
     template: PyTree
     apply: Callable[[PyTree, Array], Array] = eqx.field(static=True)
 
-    def __check_init__(self) -> None:
-        size = len(self.parameter_names)
-        if self.prior.dimension != size:
-            raise CavityError(f"the prior has dimension {self.prior.dimension}, the parameters have {size} entries")
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        return entry_names(self.template)
-
     def forward(self, theta: Float[Array, " d"], x: Any) -> Float[Array, "n k"]:
         """The predictors at one flat vector of parameters."""
-        flat, unravel = ravel_pytree(self.template)
         x = jnp.asarray(x)
-        return self.apply(unravel(theta), x.astype(flat.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
+        return self.apply(self.parameters(theta), x.astype(theta.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
 
     def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         x, y = batch
@@ -56,9 +44,6 @@ class NetworkModel(PredictorModel, PredictiveModel):
 
     def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         return self.likelihood.log_prob(*self.predictor(theta, batch))
-
-    def prepare(self, batch: PyTree) -> PyTree:
-        return numeric_rows(batch)
 
     def predict(
         self, posterior: DiagonalGaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None

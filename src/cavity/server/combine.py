@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from cavity.divergences.kl import KL
 from cavity.interfaces import Divergence, MultipleOfKL
 from cavity.solvers.coordinates import MomentCoordinates
+from cavity.solvers.lbfgs import lbfgs_step
 
 MAX_STEPS = 500
 TOLERANCE = 1e-9  # of the largest entry of the gradient, in nats per unit of a coordinate
@@ -87,12 +88,7 @@ def _minimise(divergence: Divergence, prior: Any, factors: Any) -> Any:
         return -q.cross(factors) + divergence.objective(q, prior)
 
     def step(state: _State) -> _State:
-        value, gradient = optax.value_and_grad_from_state(objective)(state.coordinates, state=state.optimiser)
-        updates, optimiser = lbfgs.update(
-            gradient, state.optimiser, state.coordinates, value=value, grad=gradient, value_fn=objective
-        )
-        slope = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))
-        return _State(jax.tree.map(jnp.add, state.coordinates, updates), optimiser, slope)
+        return _State(*lbfgs_step(lbfgs, objective, state.coordinates, state.optimiser))
 
     def unfinished(carry: tuple[Array, _State]) -> Bool[Array, ""]:
         steps, state = carry

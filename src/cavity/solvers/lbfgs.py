@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +17,18 @@ from cavity.leaves import as_count, as_number
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.expectations import default_expectation
 from cavity.solvers.gradient import pull_to_cavity
+
+
+def lbfgs_step(
+    lbfgs: Any, objective: Callable[[PyTree], Float[Array, ""]], coordinates: PyTree, optimiser: PyTree
+) -> tuple[PyTree, PyTree, Float[Array, ""]]:
+    """One step: the new coordinates, the optimiser's state, and the largest entry of the gradient before the step."""
+    import optax
+
+    value, gradient = optax.value_and_grad_from_state(objective)(coordinates, state=optimiser)
+    updates, optimiser = lbfgs.update(gradient, optimiser, coordinates, value=value, grad=gradient, value_fn=objective)
+    slope = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))
+    return jax.tree.map(jnp.add, coordinates, updates), optimiser, slope
 
 
 class LBFGSState(eqx.Module):
@@ -61,20 +74,13 @@ class LBFGS(Solver):
         return LBFGSState(coordinates, self._optimiser().init(coordinates), loss, slope, jnp.asarray(0))
 
     def step(self, key: PRNGKeyArray, problem: Problem, state: LBFGSState) -> LBFGSState:
-        import optax
-
         def objective(coordinates: PyTree) -> Float[Array, ""]:
             q = self.coordinates.member(coordinates, problem.start)
             expected = default_expectation(problem.model).value(problem, q)
             value = expected + pull_to_cavity(problem, self.coordinates, coordinates)
             return jnp.where(jnp.isnan(value), jnp.inf, value)  # an overflow must lose every comparison
 
-        value, gradient = optax.value_and_grad_from_state(objective)(state.coordinates, state=state.optimiser)
-        updates, optimiser = self._optimiser().update(
-            gradient, state.optimiser, state.coordinates, value=value, grad=gradient, value_fn=objective
-        )
-        slope = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))
-        moved = jax.tree.map(jnp.add, state.coordinates, updates)
+        moved, optimiser, slope = lbfgs_step(self._optimiser(), objective, state.coordinates, state.optimiser)
         return LBFGSState(moved, optimiser, state.initial_loss, slope, state.steps + 1)
 
     def _small(self, state: LBFGSState) -> Bool[Array, ""]:
