@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.engines.block import Ledger, run_block
-from cavity.engines.drive import Work, message_keys, numbers_as_leaves, run_clients
+from cavity.engines.drive import Work, message_keys, name_number, numbers_as_leaves, run_clients
 from cavity.engines.stacks import buckets, device_mesh, splitting, spread, stack
 from cavity.interfaces import Algorithm, BlockRounds, Data, Engine, RowAlgorithm
 from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement, Stacked
