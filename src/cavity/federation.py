@@ -19,9 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from cavity import ledger, wire
 from cavity.interfaces import Algorithm, BlockRound, Engine, Schedule
@@ -127,7 +125,8 @@ def run_rounds(
     if advanced is not None:
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
-        records = [_record_of(server, rounds[i], i - len(rounds) + 1, seconds) for i in range(len(rounds))]
+        per_client = _bytes_per_visit(algorithm, server)
+        records = [_record_of(server, rounds[i], i - len(rounds) + 1, seconds, per_client) for i in range(len(rounds))]
         heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds:
         before = len(records) * schedule.visits_per_round(len(server.clients))
@@ -138,10 +137,16 @@ def run_rounds(
     return server, records
 
 
-def _record_of(server: ServerState, said: BlockRound, age: int, seconds: float) -> Record:
+def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
+    """What a visit to a client would have sent: posterior, row and whatever else there, a change and a report back."""
+    first = server.names[0]
+    there = (server.posterior, server.rows.get(first), algorithm.shared(server))
+    return wire.num_bytes((there, server.posterior, server.clients[first].report))
+
+
+def _record_of(server: ServerState, said: BlockRound, age: int, seconds: float, per_client: int) -> Record:
     """The record of a round inside a block; nothing crosses a wire there, and bytes are what would have."""
     residuals = dict(zip(server.names, said.residuals.tolist(), strict=True))
-    per_client = 3 * wire.num_bytes(server.posterior) + wire.num_bytes(server.clients[server.names[0]].report)
     return {
         "version": server.version + age,
         "residual": float(np.max(said.residuals)),
@@ -198,7 +203,7 @@ def run_round(
         "version": server.version,
         "residual": float(np.max(list(server.residuals.values()))),  # a NaN counts: max() would overlook it
         "residuals": server.residuals,
-        "free_energy": free_energy(server, sent),
+        "free_energy": algorithm.free_energy(server, sent),
         "exponent": min(accepted.values()),
         "solver_steps": max(int(report.steps) for report in reports),
         "unconverged": sum(not bool(report.converged) for report in reports),
@@ -207,17 +212,3 @@ def run_round(
         "bytes": num_bytes,
         "seconds": time.perf_counter() - began,
     }
-
-
-def free_energy(server: ServerState, posterior: PyTree) -> float:
-    """sum_m F_m(q) + log Z_q, the global free energy at a fixed point (PVI, property 2.2 a), in nats.
-
-    Exact at every synchronous round for the posterior that the clients answered, since q = prior * factors always;
-    in a sequential one the local terms are a pass apart. NaN before every client has replied once.
-    """
-    reports = [record.report for record in server.clients.values()]
-    if any(report is None for report in reports) or not hasattr(type(posterior), "log_partition"):
-        return float("nan")
-    with jax.enable_x64(True):
-        log_z = float(posterior.log_partition - server.prior.log_partition)
-    return sum(float(report.free_energy) for report in reports if report is not None) + log_z

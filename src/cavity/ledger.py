@@ -34,7 +34,7 @@ from cavity.errors import ProtocolError
 from cavity.state import Brief, ClientRecord, ClientState, Message, Pending, Reply, Report, ServerState, Settlement
 
 if TYPE_CHECKING:
-    from cavity.interfaces import Algorithm, RowAlgorithm
+    from cavity.interfaces import Algorithm, CombiningAlgorithm, RowAlgorithm
 
 JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
 MAX_HALVINGS = 40  # 2^-40 of a delta is nothing: a product that is still improper then is refused
@@ -215,6 +215,51 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
         rows, posterior, method, exponents = server.rows, server.posterior, server.method, np.zeros(len(replies))
     chosen = {reply.client: float(exponent) for reply, exponent in zip(replies, exponents, strict=True)}
     return Change(posterior, rows, method, chosen)
+
+
+def exchange_of(algorithm: CombiningAlgorithm, server: ServerState) -> PyTree:
+    """What everybody is told in a round, from the seed and the version."""
+    with jax.enable_x64(True):
+        drawn = _jitted_exchange(algorithm, np.uint32(server.seed), np.uint32(server.version))
+    return jax.tree.map(np.asarray, drawn)
+
+
+@eqx.filter_jit
+def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any) -> PyTree:
+    return algorithm.exchange(seed, version)
+
+
+@eqx.filter_jit
+def _jitted_combine(algorithm: CombiningAlgorithm, *arguments: Any) -> tuple[Any, Any]:
+    return algorithm.combine(*arguments)
+
+
+def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
+    """The next posterior of all these replies, in float64; where it is not finite, none of them is used."""
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[reply.answer.delta for reply in replies])
+    share = np.float64(len(replies) / len(server.clients))
+    exchange = exchange_of(algorithm, server)
+    with jax.enable_x64(True):
+        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, stacked, share)
+    posterior, method = to_host(combined)
+    usable = is_finite((posterior, method))
+    if not usable:
+        posterior, method = server.posterior, server.method
+    return Change(posterior, server.rows, method, {reply.client: float(usable) for reply in replies})
+
+
+def free_energy(server: ServerState, posterior: PyTree) -> float:
+    """sum_m F_m(q) + log Z_q, the global free energy at a fixed point (PVI, property 2.2 a), in nats.
+
+    Exact at every synchronous round for the posterior that the clients answered, since q = prior * factors always;
+    in a sequential one the local terms are a pass apart. NaN before every client has replied once.
+    """
+    reports = [record.report for record in server.clients.values()]
+    if any(report is None for report in reports) or not hasattr(type(posterior), "log_partition"):
+        return float("nan")
+    with jax.enable_x64(True):
+        log_z = float(posterior.log_partition - server.prior.log_partition)
+    return sum(float(report.free_energy) for report in reports if report is not None) + log_z
 
 
 def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerState:

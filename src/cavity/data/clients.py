@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import DataError
-from cavity.interfaces import ClientSource, Data, Model
+from cavity.interfaces import ClientSource, Data, LatentModel, Model
 
 
 class Weighted(eqx.Module):
@@ -26,7 +26,7 @@ class Weighted(eqx.Module):
     weight: Any
 
 
-def prepare_clients(model: Model, clients: Mapping[str, PyTree]) -> dict[str, Data]:
+def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -> dict[str, Data]:
     """Check every client's rows against the model, before any work starts.
 
     Raises:
@@ -42,11 +42,13 @@ def prepare_clients(model: Model, clients: Mapping[str, PyTree]) -> dict[str, Da
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
         prepared[name] = prepare_client(model, name, value)
     _check_agreement(prepared)
+    if isinstance(model, LatentModel):
+        _check_units(model, clients)
     _warn_if_one_class(prepared)
     return prepared
 
 
-def prepare_client(model: Model, name: str, value: PyTree) -> Data:
+def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data:
     """One client's rows in the model's form; an error names the client."""
     try:
         return as_data(model, value)
@@ -57,7 +59,7 @@ def prepare_client(model: Model, name: str, value: PyTree) -> Data:
 class Prepared(ClientSource):
     """A source whose clients' data are checked against the model as they are loaded, as those of a dict are."""
 
-    def __init__(self, model: Model, raw: ClientSource):
+    def __init__(self, model: Model | LatentModel, raw: ClientSource):
         self._model, self._raw = model, raw
 
     @property
@@ -71,7 +73,7 @@ class Prepared(ClientSource):
         return [prepare_client(self._model, name, value) for name, value in zip(names, loaded, strict=True)]
 
 
-def as_data(model: Model, value: PyTree) -> Data:
+def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     """One client's rows in the model's form, with weights."""
     weight = None
     if isinstance(value, Weighted):
@@ -83,7 +85,9 @@ def as_data(model: Model, value: PyTree) -> Data:
         value, weight = value.batch, np.asarray(value.weight)
     if isinstance(value, (tuple, list, Mapping)) and any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(value)):
         raise DataError("it has no rows; leave this client out")
-    batch = model.prepare(value)
+    batch, units = model.prepare(value), None
+    if isinstance(batch, Data):  # a model with local latents says which units the rows belong to
+        batch, units = batch.batch, batch.units
     num_rows = len(jax.tree.leaves(batch)[0])
     if num_rows == 0:
         raise DataError("it has no rows; leave this client out")
@@ -92,7 +96,7 @@ def as_data(model: Model, value: PyTree) -> Data:
         raise DataError(f"it has {num_rows} rows but weights of shape {weight.shape}; give one weight per row")
     if not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise DataError("its weights must be finite and not negative")
-    return Data(batch, weight, np.asarray(num_rows))
+    return Data(batch, weight, np.asarray(num_rows), units)
 
 
 def _check_agreement(prepared: Mapping[str, Data]) -> None:
@@ -107,6 +111,18 @@ def _check_agreement(prepared: Mapping[str, Data]) -> None:
                 raise DataError(
                     f"client {name!r}: an array has columns of shape {mine.shape[1:]} where client {first!r} has "
                     f"{theirs.shape[1:]}; agree on the same columns"
+                )
+
+
+def _check_units(model: LatentModel, clients: Mapping[str, PyTree]) -> None:
+    """A unit with rows at two silos would have two sets of latents, and its prior would count twice."""
+    home: dict[Any, str] = {}
+    for name, value in clients.items():
+        for label in model.unit_labels(value.batch if isinstance(value, (Weighted, Data)) else value) or ():
+            if home.setdefault(label, name) != name:
+                raise DataError(
+                    f"the unit {label!r} has rows at {home[label]!r} and at {name!r}; its latents can stay at one silo "
+                    "only: move its rows there, or give it another name where it is another unit"
                 )
 
 

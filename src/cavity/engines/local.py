@@ -20,9 +20,10 @@ from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.engines.block import Ledger, run_block
+from cavity.engines.combined import Federation, run_combined
 from cavity.engines.drive import Work, message_keys, name_number, numbers_as_leaves, run_clients
 from cavity.engines.stacks import buckets, device_mesh, splitting, spread, stack
-from cavity.interfaces import Algorithm, BlockRounds, Data, Engine, RowAlgorithm
+from cavity.interfaces import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, RowAlgorithm
 from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement, Stacked
 
 
@@ -53,10 +54,13 @@ class LocalEngine(Engine):
         self._mesh = device_mesh()
         self._buckets = buckets(clients, self._mesh)
         self._places = {name: (b, i) for b, bucket in enumerate(self._buckets) for i, name in enumerate(bucket.names)}
-        self._states = {
+        self._num_units = {name: len(data.units.weight) for name, data in clients.items() if data.units is not None}
+        opened = {
             name: (states or {}).get(name) or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
             for name, data in clients.items()
         }
+        padded = {name: self._buckets[b].num_units for name, (b, _) in self._places.items()}
+        self._states = {name: self._resized(state, padded[name]) for name, state in opened.items()}
         self._queue: list[tuple[float, Message]] = []
         self._now = 0.0
 
@@ -79,10 +83,21 @@ class LocalEngine(Engine):
         return self._answer(ready)
 
     def client_states(self) -> dict[str, ClientState]:
-        return dict(self._states)
+        return {name: self._resized(state, self._num_units.get(name)) for name, state in self._states.items()}
+
+    def _resized(self, state: ClientState, num_units: int | None) -> ClientState:
+        """Local latents with as many units as the client's bucket has, or as the client itself."""
+        if num_units is None or state.local is None:
+            return state
+        pending = state.pending
+        if pending is not None:
+            pending = replace(pending, local=self._algorithm.resized(pending.local, num_units))
+        return replace(state, local=self._algorithm.resized(state.local, num_units), pending=pending)
 
     def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
         algorithm = self._traced
+        if isinstance(algorithm, CombiningAlgorithm):
+            return self._advance_combined(algorithm, server, num_rounds)
         if not (isinstance(algorithm, RowAlgorithm) and self._can_advance(server)):
             return None
         names = server.names
@@ -121,6 +136,56 @@ class LocalEngine(Engine):
             clients=records,
             method=end.method,
         ), said
+
+    def _advance_combined(
+        self, algorithm: CombiningAlgorithm, server: ServerState, num_rounds: int
+    ) -> tuple[ServerState, BlockRounds] | None:
+        """A block of rounds of a method that combines replies; what the clients keep goes with it."""
+        if self._seconds or not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+            return None
+        groups = [bucket.names for bucket in self._buckets]
+        records = server.clients
+        settled = {name: self._settled(name, records[name].settled.sequence) for name in server.names}
+        start = Federation(
+            posterior=server.posterior,
+            method=server.method,
+            version=np.uint32(server.version),
+            sequences=tuple(np.array([records[name].sequence for name in group], np.uint32) for group in groups),
+            local=tuple(stack([settled[name] for name in group]) for group in groups),
+        )
+        numbers = tuple(jnp.asarray([name_number(name) for name in group], jnp.uint32) for group in groups)
+        data = tuple(jax.device_put(bucket.data, self._mesh.devices[0]) for bucket in self._buckets)
+        seed = jnp.asarray(self._seed, jnp.uint32)
+        end, rounds, num_done = jax.tree.map(
+            np.asarray, run_combined(algorithm, start, seed, numbers, data, num_rounds)
+        )
+        if num_done == 0:
+            return server, []
+        order = [name for group in groups for name in group]
+        places = np.array([order.index(name) for name in server.names])
+        sequences = dict(zip(order, np.concatenate(end.sequences).tolist(), strict=True))
+        said = Stacked(replace_order(jax.tree.map(lambda leaf: leaf[:num_done], rounds), places))
+        last = said[len(said) - 1]
+        for group, local in zip(groups, end.local, strict=True):
+            for i, name in enumerate(group):
+                kept = jax.tree.map(lambda leaf, i=i: leaf[i], local)
+                self._states[name] = ClientState(local=kept, settled=sequences[name])
+        clients = {
+            name: ClientRecord(
+                sequence=sequences[name],
+                settled=Settlement(sequences[name], 1.0),
+                report=jax.tree.map(lambda leaf, i=i: leaf[i].item(), last.report),
+            )
+            for i, name in enumerate(server.names)
+        }
+        posterior, method = ledger.to_host((end.posterior, end.method))
+        return replace(server, version=int(end.version), posterior=posterior, method=method, clients=clients), said
+
+    def _settled(self, name: str, sequence: int) -> PyTree:
+        """What a client keeps after its last accepted reply."""
+        pending = self._states[name].pending
+        accepted = pending is not None and pending.sequence == sequence
+        return pending.local if accepted and pending is not None else self._states[name].local
 
     def _can_advance(self, server: ServerState) -> bool:
         """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""
@@ -170,6 +235,11 @@ class LocalEngine(Engine):
             self._states[message.client] = state
             replies.append(reply)
         return replies
+
+
+def replace_order(said: PyTree, places: np.ndarray) -> PyTree:
+    """What was said of each client, in the order of `places`; a round's own numbers have no such axis."""
+    return jax.tree.map(lambda leaf: leaf[:, places] if leaf.ndim > 1 else leaf, said)
 
 
 def _signature(tree: PyTree) -> Any:

@@ -17,15 +17,19 @@ AXIS = "clients"
 FEW_ROWS = 4096
 
 
-def pad(data: Data, length: int) -> Data:
-    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there)."""
+def pad(data: Data, length: int, num_units: int = 0) -> Data:
+    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there).
+
+    Where there are units, so are they.
+    """
     extra = length - len(data.weight)
 
     def lengthen(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)])
 
     weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
-    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows)
+    units = None if data.units is None else pad(data.units, num_units)
+    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows, units)
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
@@ -36,7 +40,8 @@ def stack(trees: Sequence[PyTree]) -> PyTree:
 def stack_padded(clients: Sequence[Data]) -> Data:
     """Several clients' data as one, each padded to the longest."""
     longest = max(len(data.weight) for data in clients)
-    return stack([pad(data, longest) for data in clients])
+    most_units = max(0 if data.units is None else len(data.units.weight) for data in clients)
+    return stack([pad(data, longest, most_units) for data in clients])
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,11 @@ class Bucket:
 
     names: tuple[str, ...]
     data: Data
+
+    @property
+    def num_units(self) -> int | None:
+        """To how many units its clients are padded; None for models without any."""
+        return None if self.data.units is None else self.data.units.weight.shape[1]
 
 
 def buckets(clients: Mapping[str, Data], mesh: Mesh) -> list[Bucket]:

@@ -1,4 +1,4 @@
-"""Every abstract class of Cavity, a few methods each. Read these four files first.
+"""Every abstract class of Cavity, a few methods each. Read these five files first.
 
 A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
 
@@ -17,12 +17,14 @@ from cavity.interfaces.federating import (
     BlockRound,
     BlockRounds,
     ClientSource,
+    CombiningAlgorithm,
     Damping,
     Engine,
     Plan,
     RowAlgorithm,
     Schedule,
 )
+from cavity.interfaces.latents import LatentModel
 from cavity.interfaces.models import (
     ClosedFormMean,
     ConjugateModel,
@@ -45,6 +47,7 @@ __all__ = [
     "BlockRounds",
     "ClientSource",
     "ClosedFormMean",
+    "CombiningAlgorithm",
     "ConjugateModel",
     "Damping",
     "Data",
@@ -52,6 +55,7 @@ __all__ = [
     "Divergence",
     "Engine",
     "ExpectedPower",
+    "LatentModel",
     "Likelihood",
     "LinearModel",
     "Loss",

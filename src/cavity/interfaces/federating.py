@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.interfaces.models import Data, Model
+from cavity.interfaces.models import Data
 from cavity.interfaces.solving import Solver
 from cavity.state import Answer, Brief, Message, Reply, Report, ServerState, Stacked
 
@@ -42,7 +42,7 @@ class Damping(eqx.Module):
 class Algorithm(eqx.Module):
     """Both halves of a method. The client's: `problem` and `answer`, around a solve. The server's: `absorb`."""
 
-    model: eqx.AbstractVar[Model]
+    model: eqx.AbstractVar[Any]  # a Model, or a LatentModel
     solver: eqx.AbstractVar[Solver]
     absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
 
@@ -83,6 +83,14 @@ class Algorithm(eqx.Module):
     def shared(self, server: ServerState) -> PyTree:
         """What a message carries besides posterior and row; None for most methods."""
 
+    def free_energy(self, server: ServerState, posterior: Any) -> float:
+        """The global bound at the posterior that the last round's clients answered, in nats; NaN if not known."""
+        return float("nan")
+
+    def resized(self, local: PyTree, num_units: int) -> PyTree:
+        """A client's local state for so many units, those at the end being padding."""
+        return local
+
 
 class RowAlgorithm(Algorithm):
     """A method with one row per client, whose posterior is rebuilt from prior and rows after every change.
@@ -105,6 +113,45 @@ class RowAlgorithm(Algorithm):
 
     def shared(self, server: ServerState) -> PyTree:
         return None
+
+    def free_energy(self, server: ServerState, posterior: Any) -> float:
+        return ledger.free_energy(server, posterior)
+
+
+class CombiningAlgorithm(Algorithm):
+    """A method without rows: the server makes its next posterior of all replies together (SFVI, averaging).
+
+    Each accepted reply is used exactly once. Everything here may be traced: a block of rounds is one program.
+    """
+
+    absorbs_together: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def exchange(self, seed: Any, version: Any) -> PyTree:
+        """What is the same for everybody in one round: the noise of the global latents, and a key."""
+
+    @abc.abstractmethod
+    def combine(self, posterior: Any, method: Any, exchange: PyTree, replies: PyTree, share: Any) -> tuple[Any, Any]:
+        """The next posterior and method from the replies, stacked, of this share of all clients."""
+
+    @abc.abstractmethod
+    def bound(self, method: PyTree) -> Any:
+        """The estimate of the global bound in the method's state."""
+
+    def empty_row(self) -> PyTree:
+        return None
+
+    def merge(self, row: PyTree, delta: PyTree, exponent: Any) -> PyTree:
+        return row
+
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
+        return ledger.absorb_together(self, server, replies)
+
+    def shared(self, server: ServerState) -> PyTree:
+        return ledger.exchange_of(self, server)
+
+    def free_energy(self, server: ServerState, posterior: Any) -> float:
+        return float(self.bound(server.method))
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,14 @@ class Data(eqx.Module):
         batch: any pytree of arrays with a common first axis; for a regression `(x, y)`.
         weight: one number per row; 0 for padding, and the user's own weights.
         num_rows: the true number of rows, without padding; all randomness depends on it alone.
+        units: who has local latents, for models with some: as `batch` the numbers of their labels (or None), as weight
+            1, or 0 for padding.
     """
 
     batch: PyTree
     weight: Float[Array | np.ndarray, " n"]
     num_rows: Int[Array | np.ndarray, ""]
+    units: Data | None = None
 
 
 class Likelihood(eqx.Module):

@@ -1,0 +1,64 @@
+"""Steps uphill on a pytree of parameters by any optax optimiser, with its state as plain arrays.
+
+A state can so be written to a file without knowing the optimiser, and one program serves a sweep over step sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from cavity.errors import CavityError
+from cavity.leaves import as_count, as_number, require
+
+
+class AscentState(eqx.Module):
+    """Steps taken, and the leaves of the optimiser's own state."""
+
+    count: Int[Any, ""]
+    leaves: tuple[Any, ...]
+
+
+class Ascent(eqx.Module):
+    """Any optax optimiser with a step size that falls as half a cosine over `num_steps` steps, to nothing.
+
+    Attributes:
+        optimiser: makes an optax gradient transformation from a step size, such as `optax.adam`; known by its identity.
+        step_size: at the first step.
+        num_steps: when it has fallen to nothing; None never lets it fall.
+    """
+
+    optimiser: Callable[[Any], Any] = eqx.field(static=True)
+    step_size: Float[Array, ""] = eqx.field(converter=as_number)
+    num_steps: Int[Array, ""] | None = eqx.field(converter=lambda n: None if n is None else as_count(n), default=None)
+
+    def __check_init__(self) -> None:
+        if not callable(self.optimiser):
+            raise CavityError("the optimiser is a function of the step size, such as optax.adam, not what it returns")
+        require(self.step_size, lambda size: size > 0, "the step size must be positive")
+        if self.num_steps is not None:
+            require(self.num_steps, lambda n: n > 0, "the number of steps must be positive")
+
+    def init(self, parameters: PyTree) -> AscentState:
+        """The state before the first step."""
+        state = self.optimiser(self.step_size).init(parameters)
+        return AscentState(jnp.asarray(0, jnp.int32), tuple(jax.tree.leaves(state)))
+
+    def step(self, parameters: PyTree, state: AscentState, gradient: PyTree) -> tuple[PyTree, AscentState]:
+        """The parameters after one step up the gradient, in the precision of the parameters."""
+        dtype = jnp.result_type(*jax.tree.leaves(parameters))
+        size = self.step_size
+        if self.num_steps is not None:
+            done = jnp.minimum(jnp.asarray(state.count) / self.num_steps, 1.0)
+            size = size * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
+        optimiser = self.optimiser(size.astype(dtype))
+        structure = jax.tree.structure(jax.eval_shape(optimiser.init, parameters))
+        downhill = jax.tree.map(jnp.negative, gradient)
+        updates, inner = optimiser.update(downhill, jax.tree.unflatten(structure, list(state.leaves)), parameters)
+        moved = jax.tree.map(lambda p, u: jnp.asarray(p + u, dtype), parameters, updates)
+        return moved, AscentState(jnp.asarray(state.count) + 1, tuple(jax.tree.leaves(inner)))

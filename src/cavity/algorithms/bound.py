@@ -1,0 +1,123 @@
+"""The evidence lower bound of a structured model, split into the server's part and the silos' (SFVI, S1).
+
+    L   = L_0 + sum over silos of L_j
+    L_0 = log p(Z_G) - log q(Z_G)
+    L_j = sum over units of log 1/K sum_k  p(y_u, Z_uk | Z_G) / q(Z_uk | Z_G)
+
+With K = 1 this is the paper's bound (its Algorithm 1 drops the prior of the local latents; eq. S4 has it). With K > 1
+it is the locally enhanced bound of Geffner and Domke (2022), which is tighter and still a sum over units, since each
+unit has importance samples of its own.
+
+Gradients do not pass through the parameters of log q, only through its arguments: sticking the landing (eq. 6) for
+K = 1, and for K > 1 its doubly reparameterised form, in which the way over Z_uk to the parameters of q(Z_u | Z_G) is
+weighted once more by the sample's share w_k. The way over Z_uk to Z_G is not: Z_G is an argument of both densities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from cavity.distributions.structured import GlobalGaussian, LocalGaussian
+from cavity.interfaces import Data, LatentModel
+
+
+class Globals(eqx.Module):
+    """What all silos share: q(Z_G), and the learned parameters."""
+
+    q: GlobalGaussian
+    theta: PyTree
+
+
+class SiloGradient(eqx.Module):
+    """A silo's part of the gradient of L, summed over its rows and units: exactly what leaves it."""
+
+    shared: Globals
+    bound: Float[Array, ""]
+
+
+def server_gradient(model: LatentModel, shared: Globals, noise: Float[Array, "s e"]) -> SiloGradient:
+    """L_0 and its gradient, the mean over draws."""
+
+    def bound(shared: Globals) -> Float[Array, ""]:
+        fixed = jax.lax.stop_gradient(shared.q)
+
+        def one(noise: Array) -> Array:
+            z = shared.q.draw(noise)
+            return model.log_prior(shared.theta, z) - fixed.log_prob(z)
+
+        return jnp.mean(jax.vmap(one)(noise))
+
+    value, gradient = jax.value_and_grad(bound)(shared)
+    return SiloGradient(gradient, value)
+
+
+def silo_gradient(
+    model: LatentModel,
+    shared: Globals,
+    local: LocalGaussian,
+    noise: Float[Array, "s e"],
+    local_noise: Float[Array, "s k u l"],
+    data: Data,
+    key: PRNGKeyArray,
+) -> tuple[SiloGradient, LocalGaussian]:
+    """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws."""
+    each = jax.vmap(lambda noise, own: _one_draw(model, shared, local, noise, own, data, key))
+    outcome = each(noise, local_noise)
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outcome)
+
+
+def _one_draw(
+    model: LatentModel,
+    shared: Globals,
+    local: LocalGaussian,
+    noise: Float[Array, " e"],
+    local_noise: Float[Array, "k u l"],
+    data: Data,
+    key: PRNGKeyArray,
+) -> tuple[SiloGradient, LocalGaussian]:
+    assert data.units is not None
+    centre, fixed = shared.q.mean, jax.lax.stop_gradient(local)
+    z_global, back_to_q = jax.vjp(lambda q: q.draw(noise), shared.q)
+    z_local, back_from_local = jax.vjp(
+        lambda local, centre, z: local.draw(z - centre, local_noise), local, centre, z_global
+    )
+
+    def log_weights(theta: PyTree, z_global: Array, z_local: Array) -> Float[Array, "k u"]:
+        joint = jax.vmap(lambda z: model.log_joint(theta, z_global, z, data, key))(z_local)
+        return joint - fixed.log_prob(z_local, z_global - centre)
+
+    log_w, back = jax.vjp(log_weights, shared.theta, z_global, z_local)
+    present = data.units.weight > 0
+    share = jnp.where(present, jax.nn.softmax(log_w, axis=0), 0.0).astype(log_w.dtype)
+    bounds = jax.scipy.special.logsumexp(log_w, axis=0) - jnp.log(jnp.asarray(log_w.shape[0], log_w.dtype))
+    to_theta, to_global, to_local = back(share)
+    _, _, through_local = back_from_local(to_local)
+    local_gradient, to_centre, _ = back_from_local(to_local * share[..., None])
+    (to_q,) = back_to_q(to_global + through_local)
+    to_q = eqx.tree_at(lambda q: q.mean, to_q, to_q.mean + to_centre)
+    value = jnp.sum(jnp.where(present, bounds, 0.0))
+    return SiloGradient(Globals(to_q, to_theta), value), local_gradient
+
+
+def unit_noise(key: PRNGKeyArray, exchange: Any, units: Data, shape: tuple[int, int, int], dtype: Any) -> Array:
+    """Noise [draws, samples, units, latents] that belongs to the units.
+
+    A unit with a label has the same noise at whatever silo it is: from the exchange's key and its label. Units without
+    labels are known by their silo's key and their place.
+    """
+    num_draws, num_samples, num_local = shape
+    if units.batch is None:
+        keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(jnp.arange(len(units.weight)))
+    else:
+
+        def labelled(number: Array) -> PRNGKeyArray:
+            return jax.random.fold_in(jax.random.fold_in(exchange, number[0]), number[1])
+
+        keys = jax.vmap(labelled)(units.batch)
+    draw = jax.vmap(lambda key: jax.random.normal(key, (num_draws, num_samples, num_local), dtype), out_axes=2)
+    return draw(keys)

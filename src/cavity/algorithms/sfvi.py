@@ -1,0 +1,300 @@
+"""Structured federated variational inference (Hassan, Salomone and Mengersen, 2023), Algorithm 1.
+
+| paper | here |
+| --- | --- |
+| eta_G, theta | `Globals`, the server's posterior |
+| eps_G | `Exchange.noise`, sent with every message |
+| eta_Lj, and its optimiser | `Own`, which never leaves the silo |
+| g_j^eta, g_j^theta | `SiloGradient`, all that a silo sends |
+| the gradient of log p(Z_G) - log q(Z_G) | `server_gradient`, added by the server (S4; Algorithm 1 leaves it out) |
+
+One exchange is one gradient. A silo's step on its own latents is committed together with its reply, so a repeated
+message takes no second step. With only some silos in a round, their sum is divided by their share of all: right on
+average, since they are drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree, UInt32
+
+from cavity.algorithms.ascent import Ascent, AscentState
+from cavity.algorithms.bound import Globals, SiloGradient, server_gradient, silo_gradient, unit_noise
+from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
+from cavity.errors import CavityError
+from cavity.interfaces import CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.solvers.gradient import mini_batch
+from cavity.state import Answer, Brief, Report
+
+MANY_GLOBALS = 200  # from which on q(Z_G) has no correlations by default
+MANY_COUPLINGS = 20_000  # numbers in one unit's C_u from which on there is none by default
+SMALL_UNIT = 3  # latents of a unit up to which importance samples are drawn by default
+SAMPLES = 20
+EXCHANGE_STREAM = 0x5F71
+
+
+class Exchange(eqx.Module):
+    """What everybody is told in one exchange: the noise of Z_G, one row per draw, and the key of the units' noise."""
+
+    noise: Float[Any, "s e"]
+    key: UInt32[Any, 2]
+
+
+class Own(eqx.Module):
+    """What stays at a silo: q(Z_L | Z_G), and its optimiser's state."""
+
+    q: LocalGaussian
+    ascent: AscentState
+
+
+class Silo(eqx.Module):
+    """A silo's side of one exchange."""
+
+    shared: Globals
+    own: Own
+    exchange: Exchange
+    data: Data
+
+
+class Learner(eqx.Module):
+    """The server's own state: its optimiser's, and the last estimate of the bound."""
+
+    ascent: AscentState
+    bound: Float[Any, ""]
+
+
+class OneGradient(Solver):
+    """The silo's gradient, once; by `structured`, which says how it is drawn."""
+
+    structured: StructuredInference
+
+    @property
+    def fixed_steps(self) -> int | None:
+        return 1
+
+    def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
+        return
+
+    def init(self, problem: Silo) -> PyTree:
+        shapes = jax.eval_shape(self.structured.gradient, jax.random.key(0), problem)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.asarray(False)
+
+    def step(self, key: PRNGKeyArray, problem: Silo, state: PyTree) -> PyTree:
+        return self.structured.gradient(key, problem), jnp.asarray(True)
+
+    def done(self, state: PyTree) -> Bool[Array, ""]:
+        return state[1]
+
+    def result(self, problem: Silo, state: PyTree) -> PyTree:
+        return state[0]
+
+
+class StructuredInference(eqx.Module):
+    """The bound of a model in a family, and how its gradient is estimated; what SFVI and SFVI-Avg share.
+
+    Attributes:
+        model: with global latents, local ones or none, and learned parameters or none.
+        start: q(Z_G) and theta before any data.
+        num_draws: draws of Z_G per gradient.
+        num_samples: importance samples per unit, the K of the locally enhanced bound; 1 is the paper's.
+        coupled: whether q(Z_L | Z_G) looks at Z_G.
+        dense: whether it has correlations between the latents of a unit.
+        local_scale: its standard deviations before any data.
+        batch_size: rows per gradient; None takes all.
+    """
+
+    model: LatentModel
+    start: Globals
+    num_draws: int = eqx.field(static=True)
+    num_samples: int = eqx.field(static=True)
+    coupled: bool = eqx.field(static=True)
+    dense: bool = eqx.field(static=True)
+    local_scale: float
+    batch_size: int | None = eqx.field(static=True, default=None)
+
+    def initial_q(self, data: Data) -> LocalGaussian:
+        """q(Z_L | Z_G) of a silo before any data."""
+        assert data.units is not None
+        return LocalGaussian.start(
+            len(data.units.weight),
+            self.model.num_local,
+            self.model.num_global,
+            coupled=self.coupled,
+            dense=self.dense,
+            scale=self.local_scale,
+            dtype=self.start.q.mean.dtype,
+        )
+
+    def gradient(self, key: PRNGKeyArray, silo: Silo) -> tuple[SiloGradient, LocalGaussian]:
+        """The silo's part of the gradient, and that of its own parameters."""
+        row_key, unit_key, model_key = jax.random.split(key, 3)
+        data, q = silo.data, silo.own.q
+        units = data.units
+        assert units is not None
+        if self.batch_size is not None:
+            rows = mini_batch(row_key, data, self.batch_size)
+            data = Data(rows.batch, rows.weight, rows.num_rows, units)
+        exchange = jax.random.wrap_key_data(silo.exchange.key)
+        shape = (self.num_draws, self.num_samples, self.model.num_local)
+        noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
+        return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key)
+
+    def exchange(self, seed: Any, version: Any) -> Exchange:
+        """The noise of Z_G in one exchange, from the seed and the version alone."""
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EXCHANGE_STREAM), version)
+        noise_key, unit_key = jax.random.split(key)
+        q = self.start.q
+        noise = jax.random.normal(noise_key, (self.num_draws, q.noise_size), q.mean.dtype)
+        return Exchange(noise, jax.random.key_data(unit_key))
+
+
+def structured_inference(
+    model: LatentModel,
+    *,
+    family: Callable[[Array, Array], GlobalGaussian] | None = None,
+    num_draws: int = 1,
+    num_samples: int | None = None,
+    coupled: bool | None = None,
+    dense: bool | None = None,
+    local_scale: float = 0.5,
+    batch_size: int | None = None,
+    dtype: Any = None,
+) -> StructuredInference:
+    """The parts with their defaults, by the size of the model."""
+    if not isinstance(model, LatentModel):
+        raise CavityError(
+            f"SFVI takes a model with global and local latents (`numpyro_model(...)`), not {type(model).__name__}"
+        )
+    mean, scale = (jnp.asarray(part, dtype) for part in model.start)
+    if family is None:
+        family = mean_field if model.num_global >= MANY_GLOBALS else dense_family
+    has_units = model.num_local > 0
+    if num_samples is None:
+        num_samples = SAMPLES if 0 < model.num_local <= SMALL_UNIT and batch_size is None else 1
+    if coupled is None:
+        coupled = has_units and model.num_local * model.num_global <= MANY_COUPLINGS
+    if dense is None:
+        dense = 1 < model.num_local <= 20
+    for what, count in (("num_draws", num_draws), ("num_samples", num_samples), ("batch_size", batch_size or 1)):
+        if count < 1:
+            raise CavityError(f"{what} must be at least 1, not {count}")
+    if batch_size is not None and num_samples > 1:
+        raise CavityError("importance samples need all rows of a unit; use either `batch_size` or `num_samples`")
+    theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), model.theta)
+    return StructuredInference(
+        model=model,
+        start=Globals(family(mean, scale), theta),
+        num_draws=num_draws,
+        num_samples=num_samples,
+        coupled=coupled,
+        dense=dense,
+        local_scale=float(local_scale),
+        batch_size=batch_size,
+    )
+
+
+def dense_family(mean: Array, scale: Array) -> DenseGlobal:
+    """All correlations between global latents."""
+    return DenseGlobal(mean, jnp.log(scale), jnp.zeros((len(mean), len(mean)), mean.dtype))
+
+
+def mean_field(mean: Array, scale: Array) -> MeanFieldGlobal:
+    """No correlations between global latents."""
+    return MeanFieldGlobal(mean, jnp.log(scale))
+
+
+class SFVI(CombiningAlgorithm):
+    """SFVI, and with `num_samples` above 1 its locally enhanced bound.
+
+    Attributes:
+        model: such as `numpyro_model(...)`.
+        structured: family and estimator.
+        ascent: the server's optimiser, and that of each silo on its own latents.
+    """
+
+    model: LatentModel
+    structured: StructuredInference
+    ascent: Ascent
+    solver: Solver
+
+    def __init__(
+        self,
+        model: LatentModel,
+        *,
+        num_steps: int = 20_000,
+        step_size: float = 0.02,
+        optimiser: Callable[[Any], Any] | None = None,
+        decay: bool = True,
+        **options: Any,
+    ):
+        """`num_steps` exchanges in all; `options` are those of `structured_inference`."""
+        if optimiser is None:
+            import optax
+
+            optimiser = optax.adam
+        self.model = model
+        self.structured = structured_inference(model, **options)
+        self.ascent = Ascent(optimiser, step_size, num_steps if decay else None)
+        self.solver = OneGradient(self.structured)
+
+    @property
+    def prior(self) -> Globals:
+        return self.structured.start
+
+    @property
+    def num_samples(self) -> int:
+        """K, the importance samples per unit."""
+        return self.structured.num_samples
+
+    def initial_local(self, data: Data) -> Own:
+        q = self.structured.initial_q(data)
+        return jax.tree.map(np.asarray, Own(q, self.ascent.init(q)))
+
+    def resized(self, local: Own, num_units: int) -> Own:
+        return resized(local, num_units)
+
+    def initial_method(self, num_clients: int) -> Learner:
+        state = Learner(self.ascent.init(self.prior), jnp.asarray(jnp.nan, float))
+        return jax.tree.map(np.asarray, state)
+
+    def exchange(self, seed: Any, version: Any) -> Exchange:
+        return self.structured.exchange(seed, version)
+
+    def problem(self, brief: Brief, local: Own, data: Data) -> Silo:
+        return Silo(brief.posterior, local, brief.shared, data)
+
+    def answer(self, brief: Brief, local: Own, problem: Silo, solution: Any) -> tuple[Answer, Own]:
+        gradient, own_gradient = solution
+        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient)
+        nothing = jnp.full_like(gradient.bound, jnp.nan)
+        report = Report(residual=nothing, free_energy=gradient.bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
+        return Answer(gradient, report), Own(q, ascent)
+
+    def combine(
+        self, posterior: Globals, method: Learner, exchange: Exchange, replies: SiloGradient, share: Any
+    ) -> tuple[Globals, Learner]:
+        own = server_gradient(self.model, posterior, exchange.noise)
+        gradient = jax.tree.map(lambda mine, theirs: mine + jnp.sum(theirs, axis=0) / share, own, replies)
+        moved, ascent = self.ascent.step(posterior, method.ascent, gradient.shared)
+        return moved, Learner(ascent, jnp.asarray(gradient.bound, jnp.asarray(method.bound).dtype))
+
+    def bound(self, method: Learner) -> Any:
+        return method.bound
+
+
+def resized(local: Own, num_units: int) -> Own:
+    """The same for so many units; per-unit leaves have at least two axes, and padding repeats the last unit."""
+
+    def fit(leaf: Any) -> Any:
+        if np.ndim(leaf) < 2 or len(leaf) == num_units:
+            return leaf
+        leaf = np.asarray(leaf)
+        return np.concatenate([leaf[:num_units], np.repeat(leaf[-1:], max(num_units - len(leaf), 0), axis=0)])
+
+    return jax.tree.map(fit, local)

@@ -1,0 +1,224 @@
+"""The structured Gaussian family of SFVI (section 3.1), in the numbers that an optimiser changes.
+
+    Z_G       = mu_G + sigma_G * (L_G eps_G)
+    Z_u | Z_G = mu_u + C_u (Z_G - mu_G) + sigma_u * (L_u eps_u)        for every unit u
+
+L has ones on its diagonal (or is I + F F' in its low-rank form), so every value of these numbers is proper. Together
+the two are one Gaussian, with Cov(Z_G, Z_u) = Sigma_GG C_u' (the paper drops the transpose).
+
+A unit is whoever has local latents: a child, a county, a document, or a whole silo. Units of one silo are independent
+given Z_G, so the L_j of the paper is block diagonal here, with one block per unit; one unit per silo is a dense one.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jaxtyping import Array, Float
+
+from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.full import FullGaussian
+from cavity.distributions.gaussian import Gaussian
+
+LOG_2PI = 1.8378770664093453
+
+
+class GlobalGaussian(eqx.Module):
+    """q(Z_G) as a function of standard normal noise."""
+
+    mean: eqx.AbstractVar[Float[Array, " d"]]
+    log_scale: eqx.AbstractVar[Float[Array, " d"]]
+
+    @property
+    def dimension(self) -> int:
+        """The number of global latents."""
+        return self.mean.shape[-1]
+
+    @property
+    @abc.abstractmethod
+    def noise_size(self) -> int:
+        """How many standard normal numbers make a draw."""
+
+    @abc.abstractmethod
+    def draw(self, noise: Float[Array, " e"]) -> Float[Array, " d"]:
+        """Z_G for this noise."""
+
+    @abc.abstractmethod
+    def log_prob(self, z: Float[Array, " d"]) -> Float[Array, ""]:
+        """The log density."""
+
+    @property
+    @abc.abstractmethod
+    def gaussian(self) -> Gaussian:
+        """The same density in natural parameters."""
+
+
+class MeanFieldGlobal(GlobalGaussian):
+    """No correlations: for very many latents, and where barycentres are to have a closed form."""
+
+    mean: Float[Array, " d"]
+    log_scale: Float[Array, " d"]
+
+    @property
+    def noise_size(self) -> int:
+        return self.dimension
+
+    def draw(self, noise: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.mean + jnp.exp(self.log_scale) * noise
+
+    def log_prob(self, z: Float[Array, " d"]) -> Float[Array, ""]:
+        white = (z - self.mean) * jnp.exp(-self.log_scale)
+        return -jnp.sum(0.5 * white**2 + self.log_scale + 0.5 * LOG_2PI)
+
+    @property
+    def gaussian(self) -> DiagonalGaussian:
+        return DiagonalGaussian.from_moments(self.mean, jnp.exp(2.0 * self.log_scale))
+
+
+class DenseGlobal(GlobalGaussian):
+    """All correlations.
+
+    Attributes:
+        mean: mu_G.
+        log_scale: log sigma_G.
+        below: L_G below its diagonal of ones.
+    """
+
+    mean: Float[Array, " d"]
+    log_scale: Float[Array, " d"]
+    below: Float[Array, "d d"]
+
+    @property
+    def root(self) -> Float[Array, "d d"]:
+        """diag(sigma) L, the Cholesky factor of the covariance."""
+        unit = jnp.tril(self.below, -1) + jnp.eye(self.dimension, dtype=self.mean.dtype)
+        return jnp.exp(self.log_scale)[:, None] * unit
+
+    @property
+    def noise_size(self) -> int:
+        return self.dimension
+
+    def draw(self, noise: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.mean + self.root @ noise
+
+    def log_prob(self, z: Float[Array, " d"]) -> Float[Array, ""]:
+        white = solve_triangular(self.root, z - self.mean, lower=True)
+        return -jnp.sum(0.5 * white**2 + self.log_scale + 0.5 * LOG_2PI)
+
+    @property
+    def gaussian(self) -> FullGaussian:
+        root = self.root
+        return FullGaussian.from_moments(self.mean, root @ root.T)
+
+
+class LowRankGlobal(GlobalGaussian):
+    """A few directions of correlation: the covariance is D (I + F F') D with D = diag(sigma).
+
+    Attributes:
+        mean: mu_G.
+        log_scale: log sigma_G.
+        factors: F, one column per direction.
+    """
+
+    mean: Float[Array, " d"]
+    log_scale: Float[Array, " d"]
+    factors: Float[Array, "d r"]
+
+    @property
+    def noise_size(self) -> int:
+        return sum(self.factors.shape)
+
+    def draw(self, noise: Float[Array, " e"]) -> Float[Array, " d"]:
+        own, common = noise[: self.dimension], noise[self.dimension :]
+        return self.mean + jnp.exp(self.log_scale) * (own + self.factors @ common)
+
+    def log_prob(self, z: Float[Array, " d"]) -> Float[Array, ""]:
+        white = (z - self.mean) * jnp.exp(-self.log_scale)
+        chol = self._inner_root
+        seen = solve_triangular(chol, self.factors.T @ white, lower=True)  # (I + F F')^-1 = I - F (I + F'F)^-1 F'
+        quadratic = jnp.sum(white**2) - jnp.sum(seen**2)
+        return -0.5 * quadratic - jnp.sum(self.log_scale + 0.5 * LOG_2PI) - jnp.sum(jnp.log(jnp.diagonal(chol)))
+
+    @property
+    def _inner_root(self) -> Float[Array, "r r"]:
+        rank = self.factors.shape[1]
+        return jnp.linalg.cholesky(jnp.eye(rank, dtype=self.factors.dtype) + self.factors.T @ self.factors)
+
+    @property
+    def gaussian(self) -> FullGaussian:
+        scale = jnp.exp(self.log_scale)
+        inner = cho_solve((self._inner_root, True), self.factors.T)
+        unit = jnp.eye(self.dimension, dtype=scale.dtype)
+        precision = (unit - self.factors @ inner) / jnp.outer(scale, scale)
+        return FullGaussian(precision @ self.mean, precision)
+
+
+class LocalGaussian(eqx.Module):
+    """q(Z_u | Z_G) of all units of a silo.
+
+    Attributes:
+        mean: mu_u, one row per unit.
+        log_scale: log sigma_u.
+        coupling: C_u, or None for latents that do not look at Z_G.
+        below: L_u below its diagonal of ones, or None for a diagonal one.
+    """
+
+    mean: Float[Array, "u d"]
+    log_scale: Float[Array, "u d"]
+    coupling: Float[Array, "u d g"] | None = None
+    below: Float[Array, "u d d"] | None = None
+
+    @classmethod
+    def start(
+        cls, num_units: int, num_local: int, num_global: int, *, coupled: bool, dense: bool, scale: Any, dtype: Any
+    ) -> LocalGaussian:
+        """Means of zero, one scale for all, and no correlations yet."""
+        mean = jnp.zeros((num_units, num_local), dtype)
+        return cls(
+            mean=mean,
+            log_scale=jnp.full_like(mean, jnp.log(scale)),
+            coupling=jnp.zeros((*mean.shape, num_global), dtype) if coupled else None,
+            below=jnp.zeros((*mean.shape, num_local), dtype) if dense else None,
+        )
+
+    def centre(self, shift: Float[Array, " g"]) -> Float[Array, "u d"]:
+        """mu_u + C_u (Z_G - mu_G), for a shift Z_G - mu_G."""
+        return self.mean if self.coupling is None else self.mean + self.coupling @ shift
+
+    def draw(self, shift: Float[Array, " g"], noise: Float[Array, "*k u d"]) -> Float[Array, "*k u d"]:
+        """The latents of all units for this noise."""
+        return self.centre(shift) + jnp.exp(self.log_scale) * self._correlated(noise)
+
+    def log_prob(self, z: Float[Array, "*k u d"], shift: Float[Array, " g"]) -> Float[Array, "*k u"]:
+        """The log density of each unit's latents."""
+        white = (z - self.centre(shift)) * jnp.exp(-self.log_scale)
+        if self.below is not None:
+            root = jnp.broadcast_to(self._unit_root, (*white.shape[:-1], *self._unit_root.shape[-2:]))
+            white = solve_triangular(root, white[..., None], lower=True, unit_diagonal=True)[..., 0]
+        return -jnp.sum(0.5 * white**2 + self.log_scale + 0.5 * LOG_2PI, axis=-1)
+
+    @property
+    def _unit_root(self) -> Float[Array, "u d d"]:
+        assert self.below is not None
+        return jnp.tril(self.below, -1) + jnp.eye(self.mean.shape[-1], dtype=self.mean.dtype)
+
+    def _correlated(self, noise: Float[Array, "*k u d"]) -> Float[Array, "*k u d"]:
+        return noise if self.below is None else jnp.einsum("uij,...uj->...ui", self._unit_root, noise)
+
+    def recentred(self, shift: Float[Array, " g"]) -> LocalGaussian:
+        """The same density after mu_G moved by `shift`: mu_u + C_u shift."""
+        return eqx.tree_at(lambda q: q.mean, self, self.centre(shift))
+
+    def marginal_moments(self, covariance: Float[Array, "g g"]) -> tuple[Float[Array, "u d"], Float[Array, "u d d"]]:
+        """Mean and covariance of each unit's latents with Z_G integrated out, for q(Z_G) with this covariance."""
+        root = jnp.exp(self.log_scale)[..., None] * (
+            jnp.eye(self.mean.shape[-1], dtype=self.mean.dtype) if self.below is None else self._unit_root
+        )
+        own = root @ jnp.swapaxes(root, -1, -2)
+        if self.coupling is None:
+            return self.mean, own
+        return self.mean, own + jnp.einsum("udg,gh,ueh->ude", self.coupling, covariance, self.coupling)
