@@ -236,7 +236,7 @@ def _jitted_combine(algorithm: CombiningAlgorithm, *arguments: Any) -> tuple[Any
 
 def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
     """The next posterior of all these replies, in float64; where it is not finite, none of them is used."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[reply.answer.delta for reply in replies])
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[reply.answer for reply in replies])
     share = np.float64(len(replies) / len(server.clients))
     exchange = exchange_of(algorithm, server)
     with jax.enable_x64(True):

@@ -33,15 +33,10 @@ class Globals(eqx.Module):
     theta: PyTree
 
 
-class SiloGradient(eqx.Module):
-    """A silo's part of the gradient of L, summed over its rows and units: exactly what leaves it."""
-
-    shared: Globals
-    bound: Float[Array, ""]
-
-
-def server_gradient(model: LatentModel, shared: Globals, noise: Float[Array, "s e"]) -> SiloGradient:
-    """L_0 and its gradient, the mean over draws."""
+def server_gradient(
+    model: LatentModel, shared: Globals, noise: Float[Array, "s e"]
+) -> tuple[Float[Array, ""], Globals]:
+    """L_0 and its gradient, means over draws."""
 
     def bound(shared: Globals) -> Float[Array, ""]:
         fixed = jax.lax.stop_gradient(shared.q)
@@ -52,8 +47,7 @@ def server_gradient(model: LatentModel, shared: Globals, noise: Float[Array, "s 
 
         return jnp.mean(jax.vmap(one)(noise))
 
-    value, gradient = jax.value_and_grad(bound)(shared)
-    return SiloGradient(gradient, value)
+    return jax.value_and_grad(bound)(shared)
 
 
 def silo_gradient(
@@ -64,7 +58,7 @@ def silo_gradient(
     local_noise: Float[Array, "s k u l"],
     data: Data,
     key: PRNGKeyArray,
-) -> tuple[SiloGradient, LocalGaussian]:
+) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
     """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws."""
     each = jax.vmap(lambda noise, own: _one_draw(model, shared, local, noise, own, data, key))
     outcome = each(noise, local_noise)
@@ -79,7 +73,7 @@ def _one_draw(
     local_noise: Float[Array, "k u l"],
     data: Data,
     key: PRNGKeyArray,
-) -> tuple[SiloGradient, LocalGaussian]:
+) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
     assert data.units is not None
     centre, fixed = shared.q.mean, jax.lax.stop_gradient(local)
     z_global, back_to_q = jax.vjp(lambda q: q.draw(noise), shared.q)
@@ -101,7 +95,7 @@ def _one_draw(
     (to_q,) = back_to_q(to_global + through_local)
     to_q = eqx.tree_at(lambda q: q.mean, to_q, to_q.mean + to_centre)
     value = jnp.sum(jnp.where(present, bounds, 0.0))
-    return SiloGradient(Globals(to_q, to_theta), value), local_gradient
+    return value, Globals(to_q, to_theta), local_gradient
 
 
 def unit_noise(key: PRNGKeyArray, exchange: Any, units: Data, shape: tuple[int, int, int], dtype: Any) -> Array:

@@ -5,7 +5,7 @@
 | eta_G, theta | `Globals`, the server's posterior |
 | eps_G | `Exchange.noise`, sent with every message |
 | eta_Lj, and its optimiser | `Own`, which never leaves the silo |
-| g_j^eta, g_j^theta | `SiloGradient`, all that a silo sends |
+| g_j^eta, g_j^theta | `Answer.delta`, of the form of `Globals`: with the value of its bound, all that a silo sends |
 | the gradient of log p(Z_G) - log q(Z_G) | `server_gradient`, added by the server (S4; Algorithm 1 leaves it out) |
 
 One exchange is one gradient. A silo's step on its own latents is committed together with its reply, so a repeated
@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree, UInt32
 
 from cavity.algorithms.ascent import Ascent, AscentState
-from cavity.algorithms.bound import Globals, SiloGradient, server_gradient, silo_gradient, unit_noise
+from cavity.algorithms.bound import Globals, server_gradient, silo_gradient, unit_noise
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
 from cavity.interfaces import CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
@@ -131,8 +131,8 @@ class StructuredInference(eqx.Module):
             dtype=self.start.q.mean.dtype,
         )
 
-    def gradient(self, key: PRNGKeyArray, silo: Silo) -> tuple[SiloGradient, LocalGaussian]:
-        """The silo's part of the gradient, and that of its own parameters."""
+    def gradient(self, key: PRNGKeyArray, silo: Silo) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
+        """The silo's part of the bound, of its gradient, and the gradient in its own parameters."""
         row_key, unit_key, model_key = jax.random.split(key, 3)
         data, q = silo.data, silo.own.q
         units = data.units
@@ -270,19 +270,20 @@ class SFVI(CombiningAlgorithm):
         return Silo(brief.posterior, local, brief.shared, data)
 
     def answer(self, brief: Brief, local: Own, problem: Silo, solution: Any) -> tuple[Answer, Own]:
-        gradient, own_gradient = solution
+        bound, gradient, own_gradient = solution
         q, ascent = self.ascent.step(local.q, local.ascent, own_gradient)
-        nothing = jnp.full_like(gradient.bound, jnp.nan)
-        report = Report(residual=nothing, free_energy=gradient.bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
+        nothing = jnp.full_like(bound, jnp.nan)
+        report = Report(residual=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
         return Answer(gradient, report), Own(q, ascent)
 
     def combine(
-        self, posterior: Globals, method: Learner, exchange: Exchange, replies: SiloGradient, share: Any
+        self, posterior: Globals, method: Learner, exchange: Exchange, answers: Answer, share: Any
     ) -> tuple[Globals, Learner]:
         own = server_gradient(self.model, posterior, exchange.noise)
-        gradient = jax.tree.map(lambda mine, theirs: mine + jnp.sum(theirs, axis=0) / share, own, replies)
-        moved, ascent = self.ascent.step(posterior, method.ascent, gradient.shared)
-        return moved, Learner(ascent, jnp.asarray(gradient.bound, jnp.asarray(method.bound).dtype))
+        theirs = (answers.report.free_energy, answers.delta)
+        bound, gradient = jax.tree.map(lambda mine, them: mine + jnp.sum(them, axis=0) / share, own, theirs)
+        moved, ascent = self.ascent.step(posterior, method.ascent, gradient)
+        return moved, Learner(ascent, jnp.asarray(bound, jnp.asarray(method.bound).dtype))
 
     def bound(self, method: Learner) -> Any:
         return method.bound

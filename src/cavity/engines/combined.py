@@ -62,7 +62,7 @@ def _round(
 ) -> tuple[Federation, BlockRound]:
     exchange = algorithm.exchange(seed, federation.version)
     brief = in_own_precision(algorithm, Brief(federation.posterior, None, exchange))
-    deltas, reports, local, sequences = [], [], [], []
+    answers, local, sequences = [], [], []
 
     def half(shared: tuple[CombiningAlgorithm, Brief], key, local: PyTree, data: Data) -> Any:
         algorithm, brief = shared
@@ -71,15 +71,15 @@ def _round(
     for bucket, rows in enumerate(data):
         sequence = federation.sequences[bucket] + 1
         keys = client_keys(seed, jnp.full_like(sequence, federation.version), sequence, names[bucket])
-        answers, kept = each_client(half, None, (algorithm, brief), keys, federation.local[bucket], rows)
-        deltas.append(answers.delta)
-        reports.append(answers.report)
+        answer, kept = each_client(half, None, (algorithm, brief), keys, federation.local[bucket], rows)
+        answers.append(answer)
         local.append(kept)
         sequences.append(sequence)
-    delta, report = (jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) for parts in (deltas, reports))
+    said_by_all = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *answers)
     everybody = jnp.asarray(1.0, jnp.result_type(*jax.tree.leaves(federation.posterior)))
-    posterior, method = algorithm.combine(federation.posterior, federation.method, exchange, delta, everybody)
+    posterior, method = algorithm.combine(federation.posterior, federation.method, exchange, said_by_all, everybody)
     new = Federation(posterior, method, federation.version + 1, tuple(sequences), tuple(local))
+    report = said_by_all.report
     said = BlockRound(
         residuals=report.residual,
         exponents=jnp.ones_like(report.residual),

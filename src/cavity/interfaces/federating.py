@@ -131,8 +131,8 @@ class CombiningAlgorithm(Algorithm):
         """What is the same for everybody in one round: the noise of the global latents, and a key."""
 
     @abc.abstractmethod
-    def combine(self, posterior: Any, method: Any, exchange: PyTree, replies: PyTree, share: Any) -> tuple[Any, Any]:
-        """The next posterior and method from the replies, stacked, of this share of all clients."""
+    def combine(self, posterior: Any, method: Any, exchange: PyTree, answers: Answer, share: Any) -> tuple[Any, Any]:
+        """The next posterior and method from the answers, stacked, of this share of all clients."""
 
     @abc.abstractmethod
     def bound(self, method: PyTree) -> Any:

@@ -24,12 +24,15 @@ from cavity.interfaces import Data, LatentModel
 from cavity.models.columns import as_mapping, labels_of, table, units_of
 from cavity.models.sites import (
     arguments,
-    grown_axis,
+    check_param,
+    count_units,
+    drawing,
+    drawn_rows,
+    latent_axis,
+    observed_axis,
     probe,
-    row_weights,
     run_model,
     site_log_prob,
-    subsampled_axis,
     sum_but,
     unconstrained_param,
 )
@@ -60,7 +63,7 @@ class NumpyroModel(LatentModel):
         latents: the global sites, in order.
         locals_: the sites of a unit, or of a silo.
         learned: the unconstrained start of each `numpyro.param`.
-        row_axes: observed site -> the axis of its rows (or of the units, where rows are units).
+        row_axes: observed site -> the axis of its rows, counted from the last.
         begin: mean and scale of q(Z_G) before any data.
         unit: the column that says which unit a row belongs to.
         num_units: the argument that takes the number of units.
@@ -119,24 +122,38 @@ class NumpyroModel(LatentModel):
     def log_joint(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data, key: PRNGKeyArray
     ) -> Float[Array, " u"]:
+        terms = self.terms(theta, z_global, z_local, data, key)
+        return sum(terms.values(), start=jnp.zeros(z_local.shape[0], z_global.dtype))
+
+    def terms(
+        self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data, key: PRNGKeyArray
+    ) -> dict[str, Float[Array, " u"]]:
+        """What each local or observed site contributes to `log_joint`."""
         num_units = z_local.shape[0]
+        weight = jnp.asarray(data.weight)
+        if self.rows_are_units and len(weight) != num_units:
+            raise CavityError(
+                f"every row is a unit of this model, but there are {len(weight)} rows and {num_units} units; rows "
+                "cannot be drawn without their latents (leave `batch_size` out)"
+            )
         values = _cut(self.latents, z_global) | _cut_units(self.locals_, z_local)
         sites, log_dets = run_model(self.function, self._arguments(data.batch, num_units), values, theta, key)
-        total = jnp.zeros(num_units, z_global.dtype)
+        found = {}
         for latent in self.locals_:
-            for term in (site_log_prob(sites[latent.name]), log_dets[latent.name]):
-                total += jnp.sum(term)[None] if latent.unit_axis is None else sum_but(term, latent.unit_axis)
+            term = site_log_prob(sites[latent.name]) + log_dets[latent.name]
+            found[latent.name] = jnp.sum(term)[None] if latent.unit_axis is None else sum_but(term, latent.unit_axis)
         for name, axis in self.row_axes:
-            term = site_log_prob(sites[name])
-            rows = sum_but(term, axis % term.ndim) * row_weights(sites, name, data.weight)
-            if self.rows_are_units:
-                total += rows
-            elif num_units == 1:
-                total += jnp.sum(rows)[None]
+            drawn = drawn_rows(sites, name, axis)
+            here = slice(None) if drawn is None else drawn
+            rows = sum_but(site_log_prob(sites[name]), axis) * weight[here]
+            if num_units == 1:
+                found[name] = jnp.sum(rows)[None]
+            elif self.rows_are_units and drawn is None:
+                found[name] = rows
             else:
-                assert self.unit is not None
-                total += jax.ops.segment_sum(rows, data.batch[self.unit], num_units)
-        return total
+                places = jnp.arange(num_units) if self.rows_are_units else jnp.asarray(data.batch[self.unit])
+                found[name] = jax.ops.segment_sum(rows, places[here], num_units)
+        return found
 
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> dict[str, Array]:
         values = _cut(self.latents, z_global)
@@ -196,42 +213,41 @@ def numpyro_model(
             a local site that a global one depends on, a prior that looks at the data.
     """
     columns = _example_columns(example, function, unit, num_units)
+    if unknown := [name for name in missing if name not in columns]:
+        raise CavityError(f"`missing` names {unknown[0]!r}, which is no column; the example has {', '.join(columns)}")
     traces = probe(function, columns, unit, num_units)
     base = traces["as it is"]
-    latents, locals_, row_axes, learned = [], [], [], {}
-    indexed = unit is not None and unit in columns and unit in inspect.signature(function).parameters
+    num_rows = len(next(iter(columns.values())))
+    indexed = unit is not None and unit in columns
+    count = count_units(columns, unit) if indexed else num_rows
+    latents, locals_, row_axes = [], [], []
     for name, site in base.items():
         if site["type"] == "param":
-            learned[name] = unconstrained_param(site)
-        if site["type"] != "sample":
-            continue
-        row_axis, unit_axis = (grown_axis(name, traces, which) for which in ("twice the rows", "one more unit"))
-        if site["is_observed"]:
-            axis = unit_axis if row_axis is None else row_axis
-            row_axes.append((name, subsampled_axis(site, base) if axis is None else axis))
-            continue
-        latent = Latent(name, site["unconstrained_shape"])
-        if name in local:
-            if row_axis is not None or unit_axis is not None:
+            check_param(name, traces)
+        elif site["type"] == "sample" and site["is_observed"]:
+            row_axes.append((name, observed_axis(name, traces, num_rows)))
+        elif site["type"] == "sample":
+            latent = Latent(name, site["unconstrained_shape"])
+            axis = latent_axis(name, traces, unit if indexed else None, count)
+            if axis is None:
+                (locals_ if name in local else latents).append(latent)
+            elif name in local:
                 raise CavityError(f"the site {name!r} is named as a silo's own, but has one value per row or unit")
-            locals_.append(latent)
-        elif indexed and row_axis is not None:
-            raise CavityError(
-                f"the latent site {name!r} has one value per row, but the units are those of the column {unit!r}; "
-                "make every row a unit (leave the column out of the function's arguments)"
-            )
-        elif (axis := unit_axis if indexed else row_axis) is not None:
-            shape = tuple(n for i, n in enumerate(latent.shape) if i != axis)
-            locals_.append(Latent(name, shape, axis))
-        else:
-            latents.append(latent)
+            else:
+                shape = tuple(n for i, n in enumerate(latent.shape) if i != axis)
+                locals_.append(Latent(name, shape, axis))
     for name in local:
-        if name not in base:
-            raise CavityError(f"there is no site {name!r} to be local; the model has {', '.join(base)}")
+        if name not in (names := [latent.name for latent in (*latents, *locals_)]):
+            raise CavityError(f"there is no latent site {name!r} to be local; the model has {', '.join(names)}")
     if len({latent.unit_axis is None for latent in locals_}) > 1:
         raise CavityError(
             "there are latents of the silo and latents of its units; give the units' a prior that depends on global "
             f"sites only, or name all of them in `local`: {', '.join(latent.name for latent in locals_)}"
+        )
+    if indexed and all(latent.unit_axis is None for latent in locals_):
+        raise CavityError(
+            f"no latent site has one value per unit of the column {unit!r}; let a plate have the size that `num_units` "
+            "names, or leave `unit` out"
         )
     if not row_axes:
         raise CavityError("the model observes nothing; give an observed site `obs=` a column of the data")
@@ -240,7 +256,7 @@ def numpyro_model(
         example={name: np.zeros_like(column) for name, column in columns.items()},  # nobody's data travel with it
         latents=tuple(latents),
         locals_=tuple(locals_),
-        learned=learned or None,
+        learned=_learned(function, columns, num_units, [name for name in base if base[name]["type"] == "param"]),
         row_axes=tuple(row_axes),
         begin=_start(function, columns, num_units, latents, start or {}),
         unit=unit,
@@ -248,27 +264,44 @@ def numpyro_model(
         missing=tuple(missing),
     )
     _check_directions(model, columns)
+    drawn = [name for name, _ in row_axes if any(drawing(traces["twice the rows"][name], traces["twice the rows"]))]
+    _check_alone(model, columns, drawn)
     return model
 
 
 def _example_columns(
     example: Any, function: Callable[..., Any], unit: str | None, num_units: str | None
 ) -> dict[str, np.ndarray]:
-    columns = {}
-    parameters = inspect.signature(function).parameters
-    for name, values in as_mapping(example).items():
-        if name == unit:
-            if unit in parameters:
-                columns[name] = np.unique(np.asarray(values), return_inverse=True)[1].astype(np.int32)
-            continue
-        array = np.asarray(values)
-        if array.dtype.kind not in "biuf":
-            raise CavityError(f"the column {name!r} of the example holds no numbers")
-        columns[name] = array.astype(np.int32 if array.dtype.kind in "biu" else float)
-    if unit is not None and unit not in as_mapping(example):
-        raise CavityError(f"the example has no column {unit!r} of units; it has {', '.join(as_mapping(example))}")
+    given, parameters = as_mapping(example), inspect.signature(function).parameters
+    if unit is not None and unit not in given:
+        raise CavityError(f"the example has no column {unit!r} of units; it has {', '.join(given)}")
     if num_units is not None and num_units not in parameters:
         raise CavityError(f"the model has no argument {num_units!r}; it has {', '.join(parameters)}")
+    if num_units is not None and (unit is None or unit not in parameters):
+        raise CavityError(
+            "`num_units` goes with a column `unit` that the model takes; where rows are units, it has the number of rows"
+        )
+    by_itself = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for name, parameter in parameters.items():
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in by_itself
+        if needed and name not in given and name != num_units:
+            raise CavityError(
+                f"the model takes {name!r}, which is no column of the example; name it as `num_units`, or bind it "
+                "with functools.partial"
+            )
+    columns = {}
+    for name, values in given.items():
+        if name == unit and unit not in parameters:
+            continue
+        array = np.asarray(values)
+        if name == unit:
+            array = np.unique(array, return_inverse=True)[1]
+        if array.dtype.kind not in "biuf":
+            raise CavityError(f"the column {name!r} of the example holds no numbers")
+        columns[name] = array.astype({"b": bool, "f": float}.get(array.dtype.kind, np.int32))
+    lengths = {name: np.shape(column)[:1] for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or set(lengths.values()) & {(), (0,)}:
+        raise CavityError(f"the columns of the example need as many rows, at least one; they have {lengths}")
     return columns
 
 
@@ -294,6 +327,16 @@ def _cut_units(latents: Sequence[Latent], z: Array) -> dict[str, Array]:
     return values
 
 
+def _learned(
+    function: Callable[..., Any], columns: Mapping[str, Any], num_units: str | None, names: Sequence[str]
+) -> dict[str, Array] | None:
+    """The unconstrained start of each `numpyro.param`."""
+    if not names:
+        return None
+    sites, _ = run_model(function, arguments(function, columns, num_units, None), {}, None)
+    return {name: unconstrained_param(sites[name]) for name in names}
+
+
 def _start(
     function: Callable[..., Any],
     columns: Mapping[str, Any],
@@ -302,27 +345,15 @@ def _start(
     given: Mapping[str, Any],
 ) -> tuple[Array, Array]:
     """The median of the prior on the unconstrained scale; 0 for an improper one."""
-    from numpyro.distributions import ImproperUniform, biject_to
+    from numpyro.distributions import biject_to
 
+    if not latents:
+        raise CavityError("the model has no global latent site; there is nothing to learn together")
     if unknown := set(given) - {latent.name for latent in latents}:
         raise CavityError(f"`start` names {', '.join(sorted(unknown))}, which is no global latent site")
 
     def draw(key: PRNGKeyArray) -> dict[str, Array]:
-        from numpyro import handlers
-
-        def improper_at_zero(site: dict[str, Any]) -> Any:
-            fn: Any = site.get("fn")
-            if (
-                site["type"] != "sample"
-                or site["is_observed"]
-                or not isinstance(getattr(fn, "base_dist", fn), ImproperUniform)
-            ):
-                return None
-            shape = biject_to(fn.support).inverse_shape(fn.shape())
-            return biject_to(fn.support)(jnp.zeros(shape))
-
-        blind = handlers.substitute(function, substitute_fn=improper_at_zero)
-        sites = handlers.trace(handlers.seed(blind, key)).get_trace(**arguments(function, columns, num_units, None))
+        sites, _ = run_model(function, arguments(function, columns, num_units, None), {}, None, key)
         return {
             latent.name: biject_to(sites[latent.name]["fn"].support).inv(sites[latent.name]["value"])
             for latent in latents
@@ -334,33 +365,63 @@ def _start(
         flat = np.asarray(draws[latent.name], float).reshape(START_DRAWS, -1)
         middle = np.median(flat, axis=0)
         if latent.name in given:
-            middle = np.broadcast_to(np.asarray(given[latent.name], float), latent.shape).reshape(-1)
+            own = np.asarray(given[latent.name], float)
+            if own.shape not in ((), latent.shape):
+                raise CavityError(f"`start` of {latent.name!r} has the shape {own.shape}, not {latent.shape}")
+            middle = np.broadcast_to(own, latent.shape).reshape(-1)
+        if not np.isfinite(middle).all():
+            raise CavityError(f"the prior of {latent.name!r} has no finite median to start from; give one in `start`")
         centre.append(middle)
-        spread = flat.std(axis=0)
+        spread = np.median(np.abs(flat - middle), axis=0)
         scale.append(np.where(spread > 0, np.minimum(spread, START_SCALE), START_SCALE))
-    if not centre:
-        raise CavityError("the model has no global latent site; there is nothing to learn together")
     return jnp.asarray(np.concatenate(centre)), jnp.asarray(np.concatenate(scale))
 
 
 def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) -> None:
     """Global priors may depend on neither local sites nor data: the server has neither."""
-    mean = jnp.asarray(model.begin[0])
-    values = _cut(model.latents, mean)
+    values = _cut(model.latents, model.begin[0])
 
-    def log_priors(columns: Mapping[str, Any], key: PRNGKeyArray) -> list[Array]:
-        sites, _ = run_model(model.function, model._arguments(columns, None), values, model.theta, key)
-        return [jnp.sum(site_log_prob(sites[latent.name])) for latent in model.latents]
+    def priors(columns: Mapping[str, Any], num_units: int, key: PRNGKeyArray) -> list[np.ndarray]:
+        sites, log_dets = run_model(model.function, model._arguments(columns, num_units), values, model.theta, key)
+        log_probs = {name: jnp.sum(site_log_prob(sites[name])) + jnp.sum(log_dets[name]) for name in values}
+        return [np.append(sites[name]["value"], log_probs[name]) for name in values]
+
+    def moved(name: str, column: np.ndarray) -> np.ndarray:
+        if name == model.unit:
+            return column
+        return ~column if column.dtype.kind == "b" else 2 * column + 1
 
     key, other = jax.random.split(jax.random.key(1))
-    reference = log_priors(columns, key)
-    moved = {n: c + 1 if c.dtype.kind == "f" else c for n, c in columns.items()}
-    for latent, here, by_local, by_data in zip(
-        model.latents, reference, log_priors(columns, other), log_priors(moved, key), strict=True
-    ):
-        if not np.array_equal(here, by_data, equal_nan=True):
-            raise CavityError(f"the prior of the global site {latent.name!r} depends on the data, which no server has")
+    more = {name: np.concatenate([column, moved(name, column)]) for name, column in columns.items()}
+    checks = zip(values, priors(columns, 1, key), priors(columns, 1, other), priors(more, 2, key), strict=True)
+    for name, here, by_local, by_data in checks:
         if not np.array_equal(here, by_local, equal_nan=True):
             raise CavityError(
-                f"the global site {latent.name!r} depends on a local one; local latents may depend on global ones only"
+                f"the global site {name!r} depends on a local one; local latents may depend on global ones only"
+            )
+        if not np.array_equal(here, by_data, equal_nan=True):
+            raise CavityError(
+                f"the prior of the global site {name!r} depends on the data (their values, or their number), which no "
+                "server has"
+            )
+
+
+def _check_alone(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: Sequence[str]) -> None:
+    """Rows and units of weight 0 must not change what the model says of the others; `drawn` sites are left out."""
+    num_rows = len(next(iter(columns.values())))
+    num_units = num_rows if model.rows_are_units else count_units(columns, model.unit)
+    key = jax.random.key(2)
+    z_local = jax.random.normal(key, (2 * num_units, model.num_local), model.begin[0].dtype)
+    more = {name: np.concatenate([column, np.repeat(column[:1], num_rows, axis=0)]) for name, column in columns.items()}
+    padded = Data(more, np.repeat([1.0, 0.0], num_rows), np.asarray(num_rows))
+    alone = Data(dict(columns), np.ones(num_rows), np.asarray(num_rows))
+    has_units = any(latent.unit_axis is not None for latent in model.locals_)
+    here = model.terms(model.theta, model.begin[0], z_local[:num_units], alone, key)
+    there = model.terms(model.theta, model.begin[0], z_local if has_units else z_local[:num_units], padded, key)
+    for name in here:
+        same = np.allclose(here[name], there[name][:num_units], rtol=1e-3, atol=1e-3, equal_nan=True)
+        if not same and name not in drawn:
+            raise CavityError(
+                f"what the site {name!r} says of a row or unit depends on the others at its silo (a mean over rows, "
+                "their number, other units' latents); compute what is needed beforehand, as a column"
             )

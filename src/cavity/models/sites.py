@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,29 +13,42 @@ from jaxtyping import Array
 
 from cavity.errors import CavityError
 
+LOG_DET = "log determinant of "
+
 
 def run_model(
     function: Callable[..., Any], arguments: Mapping[str, Any], values: Mapping[str, Array], theta: Any, key: Any = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """The trace of the model with these unconstrained values, and the log determinants of their bijections."""
+    import numpyro
     from numpyro import handlers
-    from numpyro.distributions import biject_to
-
-    log_dets: dict[str, Array] = {}
+    from numpyro.distributions import ImproperUniform, biject_to
 
     def fill(site: dict[str, Any]) -> Any:
-        name = site["name"]
+        name, fn = site["name"], site.get("fn")
         if site["type"] == "param" and theta is not None and name in theta:
             return biject_to(site["kwargs"].get("constraint", _real()))(theta[name])
-        if site["type"] != "sample" or site["is_observed"] or name not in values:
+        if site["type"] != "sample" or site["is_observed"]:
             return None
-        bijection = biject_to(site["fn"].support)
-        value = bijection(values[name])
-        log_dets[name] = bijection.log_abs_det_jacobian(values[name], value)
+        bijection = biject_to(fn.support)
+        shape = tuple(bijection.inverse_shape(fn.shape()))
+        if name not in values:  # drawn; what has no draws is at zero
+            improper = isinstance(getattr(fn, "base_dist", fn), ImproperUniform)
+            return bijection(jnp.zeros(shape)) if improper else None
+        at, step = values[name], site["infer"].get("_scan_current_index")
+        if step is not None and at.ndim > len(shape):
+            at = at[step]
+        value = bijection(at)
+        log_det = bijection.log_abs_det_jacobian(at, value)
+        within = tuple(range(value.ndim - fn.event_dim, log_det.ndim))
+        # a site of its own, as in NumPyro, so that the scales and masks around the latent hold for it too
+        numpyro.factor(LOG_DET + name, jnp.sum(log_det, axis=within))
         return value
 
     seeded = handlers.seed(handlers.substitute(function, substitute_fn=fill), jax.random.key(0) if key is None else key)
-    return handlers.trace(seeded).get_trace(**arguments), log_dets
+    sites = handlers.trace(seeded).get_trace(**arguments)
+    found = {name.split(LOG_DET)[-1]: site for name, site in sites.items() if LOG_DET in name}
+    return sites, {name: site_log_prob(site) for name, site in found.items()}
 
 
 def arguments(
@@ -44,7 +57,7 @@ def arguments(
     """What the function is called with: the columns that it takes, and the number of units if it asks for it."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    chosen = {name: column for name, column in columns.items() if takes_all or name in parameters}
+    chosen = {name: jnp.asarray(column) for name, column in columns.items() if takes_all or name in parameters}
     return chosen if num_units is None else chosen | {num_units: 1 if count is None else count}
 
 
@@ -52,7 +65,7 @@ def probe(
     function: Callable[..., Any], columns: dict[str, np.ndarray], unit: str | None, num_units: str | None
 ) -> dict[str, dict[str, Any]]:
     """What the sites look like with the example, with twice its rows, and with one more unit."""
-    count = int(columns[unit].max()) + 1 if unit is not None and unit in columns else 1
+    count = count_units(columns, unit)
     doubled = {name: np.concatenate([column, column]) for name, column in columns.items()}
     return {
         "as it is": _shapes(function, arguments(function, columns, num_units, count)),
@@ -61,13 +74,18 @@ def probe(
     }
 
 
+def count_units(columns: Mapping[str, np.ndarray], unit: str | None) -> int:
+    """How many units the column numbers; 1 where there is none."""
+    return int(columns[unit].max()) + 1 if unit is not None and unit in columns else 1
+
+
 def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> type and shapes of each site; run abstractly, as it will be when it is compiled."""
     from numpyro.distributions import biject_to
 
     found: dict[str, dict[str, Any]] = {}
-    arrays = {name: value for name, value in called_with.items() if isinstance(value, np.ndarray)}
-    rest = {name: value for name, value in called_with.items() if name not in arrays}
+    rest = {name: value for name, value in called_with.items() if isinstance(value, int)}
+    arrays = {name: value for name, value in called_with.items() if name not in rest}
 
     def run(arrays: dict[str, Array]) -> None:
         sites, _ = run_model(function, rest | arrays, {}, None)
@@ -75,9 +93,9 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
             entry: dict[str, Any] = {"type": site["type"], "is_observed": site.get("is_observed", False)}
             entry["frames"] = site.get("cond_indep_stack", [])
             if site["type"] == "plate":
-                entry["size"], entry["subsample"] = site["args"]
+                entry["size"], entry["drawn"] = site["args"]
             elif site["type"] == "param":
-                entry |= {"kwargs": site["kwargs"], "args": site["args"]}
+                entry["shape"] = np.shape(site["value"])
             elif site["type"] == "sample" and site["is_observed"]:
                 entry["shape"] = jnp.shape(site_log_prob(site))
             elif site["type"] == "sample":
@@ -86,14 +104,14 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
                         f"the latent site {name!r} is discrete; sum it out in the model (a mixture, `enumerate`), "
                         "or give it a continuous relaxation"
                     )
-                entry["shape"] = jnp.shape(site["value"])
-                bijection = biject_to(site["fn"].support)
-                entry["unconstrained_shape"] = tuple(bijection.inverse_shape(jnp.shape(site["value"])))
+                shape = jnp.shape(site["value"])
+                entry |= {"shape": shape, "num_batch_axes": len(shape) - site["fn"].event_dim}
+                entry["unconstrained_shape"] = tuple(biject_to(site["fn"].support).inverse_shape(shape))
             found[name] = entry
 
     try:
         jax.eval_shape(run, arrays)
-    except jax.errors.ConcretizationTypeError as error:
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         raise CavityError(
             "the model looks at the values of its data in Python (a number of units, a branch), which it cannot do "
             f"when it is compiled; give the number of units through `num_units`. JAX says: {str(error).splitlines()[0]}"
@@ -112,26 +130,81 @@ def grown_axis(name: str, traces: Mapping[str, Mapping[str, Any]], which: str) -
     return axes[0] if axes else None
 
 
-def subsampled_axis(site: Mapping[str, Any], base: Mapping[str, Any]) -> int:
-    """The axis of a plate that draws rows; where there is none either, the site is not one value per row."""
-    for frame in site["frames"]:
-        plate = base.get(frame.name, {})
-        if plate.get("subsample") is not None and plate["subsample"] != plate["size"]:
+def check_param(name: str, traces: Mapping[str, Mapping[str, Any]]) -> None:
+    """What is learned is the same for all silos."""
+    if any(grown_axis(name, traces, which) is not None for which in ("twice the rows", "one more unit")):
+        raise CavityError(
+            f"the numpyro.param {name!r} has one value per row or unit, but all silos share it; make it a latent site"
+        )
+
+
+def latent_axis(name: str, traces: Mapping[str, Mapping[str, Any]], unit: str | None, count: int) -> int | None:
+    """The axis of a latent site along which the `count` units lie (the rows, where no column says); None if global."""
+    site, wider = traces["as it is"][name], traces["twice the rows"]
+    by_row, by_unit = (grown_axis(name, traces, which) for which in ("twice the rows", "one more unit"))
+    if plates := [frame.name for frame in drawing(wider[name], wider)]:
+        raise CavityError(
+            f"the latent site {name!r} is in the plate {plates[0]!r}, which draws some of its rows or units; only "
+            "observations can be drawn, latents need a plate of their own without `subsample_size`"
+        )
+    if unit is not None and by_row is not None:
+        raise CavityError(
+            f"the latent site {name!r} has one value per row, but the units are those of the column {unit!r}; "
+            "make every row a unit (leave the column out of the function's arguments)"
+        )
+    axis = by_row if unit is None else by_unit
+    if axis is None:
+        return None
+    if axis >= site["num_batch_axes"]:
+        raise CavityError(
+            f"the latent site {name!r} is one draw for all rows or units together (`to_event`, or a multivariate "
+            "distribution over them), which no silo can share out; put it into a plate"
+        )
+    if site["shape"][axis] != count:
+        raise CavityError(f"the latent site {name!r} has {site['shape'][axis]} values for {count} rows or units")
+    return axis
+
+
+def observed_axis(name: str, traces: Mapping[str, Mapping[str, Any]], num_rows: int) -> int:
+    """The axis of an observed site along which the rows lie, counted from the last."""
+    base, wider = traces["as it is"], traces["twice the rows"]
+    plates = list(drawing(wider[name], wider)) if name in wider else []
+    for frame in plates:
+        if (base[frame.name]["size"], wider[frame.name]["size"]) == (num_rows, 2 * num_rows):
             return frame.dim
-    name = next(name for name, entry in base.items() if entry is site)
-    raise CavityError(
-        f"the observed site {name!r} is not one value per row of the data, so it cannot be shared out to silos; put it "
-        "into a plate over the rows"
-    )
+    axis, shape = grown_axis(name, traces, "twice the rows"), base[name]["shape"]
+    if axis is None:
+        what = "value per unit" if grown_axis(name, traces, "one more unit") is not None else "sum"
+        raise CavityError(
+            f"the observed site {name!r} is not one value per row of the data but one {what}, so it cannot be shared "
+            "out to silos; put it into a plate over the rows"
+        )
+    if (shape[axis], wider[name]["shape"][axis]) != (num_rows, 2 * num_rows):
+        raise CavityError(f"the observed site {name!r} has {shape[axis]} values for {num_rows} rows; it needs one each")
+    for frame in plates:
+        if frame.dim == axis - len(shape):
+            raise CavityError(
+                f"the plate {frame.name!r} of the observed site {name!r} has the size {base[frame.name]['size']}, where "
+                f"the data have {num_rows} rows; let its size be their number"
+            )
+    return axis - len(shape)
 
 
-def row_weights(sites: Mapping[str, Any], name: str, weight: Any) -> Any:
-    """The weights of the rows that a site observes: all of them, or those that a plate has drawn."""
+def drawing(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Iterator[Any]:
+    """The frames of the plates around a site that draw some of their entries."""
+    for frame in site["frames"]:
+        plate = trace.get(frame.name)
+        if plate is not None and plate["drawn"] is not None and plate["drawn"] != plate["size"]:
+            yield frame
+
+
+def drawn_rows(sites: Mapping[str, Any], name: str, axis: int) -> Array | None:
+    """Which rows a plate has drawn for a site whose rows lie along this axis; None for all."""
     for frame in sites[name]["cond_indep_stack"]:
-        size, subsample = sites[frame.name]["args"] if frame.name in sites else (0, None)
-        if subsample is not None and subsample != size:
-            return weight[sites[frame.name]["value"]]
-    return weight
+        size, drawn = sites[frame.name]["args"] if frame.name in sites else (0, None)
+        if frame.dim == axis and drawn is not None and drawn != size:
+            return sites[frame.name]["value"]
+    return None
 
 
 def site_log_prob(site: Mapping[str, Any]) -> Array:
@@ -142,17 +215,20 @@ def site_log_prob(site: Mapping[str, Any]) -> Array:
 
 def sum_but(term: Array, axis: int) -> Array:
     """The sum over all axes but one."""
-    return jnp.sum(term, axis=tuple(i for i in range(term.ndim) if i != axis))
+    return jnp.sum(term, axis=tuple(i for i in range(term.ndim) if i != axis % term.ndim))
 
 
 def unconstrained_param(site: Mapping[str, Any]) -> Array:
     """Where a `numpyro.param` starts, on the unconstrained scale."""
     from numpyro.distributions import biject_to
 
-    value = site["args"][0]
-    if value is None or callable(value):
-        raise CavityError("a numpyro.param needs a start value, not a function")
-    return jnp.asarray(biject_to(site["kwargs"].get("constraint", _real())).inv(jnp.asarray(value, float)))
+    name, value = site["name"], site["value"]
+    if not isinstance(value, (int, float, np.ndarray, jax.Array)):
+        raise CavityError(f"the numpyro.param {name!r} needs an array as its start, not a {type(value).__name__}")
+    start = jnp.asarray(biject_to(site["kwargs"].get("constraint", _real())).inv(jnp.asarray(value, float)))
+    if not np.isfinite(start).all():
+        raise CavityError(f"the numpyro.param {name!r} starts at {value}, outside or at the edge of its constraint")
+    return start
 
 
 def _real() -> Any:
