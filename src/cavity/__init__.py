@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers
-    from cavity.algorithms import PVI, FedGVI
+    from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -33,10 +33,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PVI",
+    "SFVI",
     "CavityError",
     "ClientSource",
     "FedGVI",
     "Fit",
+    "SFVIAvg",
     "Weighted",
     "choose",
     "distributions",
@@ -56,6 +58,8 @@ __all__ = [
 _HOME = {
     "PVI": "cavity.algorithms",
     "FedGVI": "cavity.algorithms",
+    "SFVI": "cavity.algorithms",
+    "SFVIAvg": "cavity.algorithms",
     "CavityError": "cavity.errors",
     "ClientSource": "cavity.interfaces",
     "Fit": "cavity.results",

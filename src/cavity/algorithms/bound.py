@@ -58,9 +58,13 @@ def silo_gradient(
     local_noise: Float[Array, "s k u l"],
     data: Data,
     key: PRNGKeyArray,
+    joint_scale: Any = None,
 ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
-    """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws."""
-    each = jax.vmap(lambda noise, own: _one_draw(model, shared, local, noise, own, data, key))
+    """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws.
+
+    `joint_scale` multiplies log p(y_u, Z_u | Z_G) alone.
+    """
+    each = jax.vmap(lambda noise, own: _one_draw(model, shared, local, noise, own, data, key, joint_scale))
     outcome = each(noise, local_noise)
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outcome)
 
@@ -73,6 +77,7 @@ def _one_draw(
     local_noise: Float[Array, "k u l"],
     data: Data,
     key: PRNGKeyArray,
+    joint_scale: Any,
 ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
     assert data.units is not None
     centre, fixed = shared.q.mean, jax.lax.stop_gradient(local)
@@ -83,6 +88,7 @@ def _one_draw(
 
     def log_weights(theta: PyTree, z_global: Array, z_local: Array) -> Float[Array, "k u"]:
         joint = jax.vmap(lambda z: model.log_joint(theta, z_global, z, data, key))(z_local)
+        joint = joint if joint_scale is None else joint_scale * joint
         return joint - fixed.log_prob(z_local, z_global - centre)
 
     log_w, back = jax.vjp(log_weights, shared.theta, z_global, z_local)

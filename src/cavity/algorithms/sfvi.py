@@ -16,7 +16,7 @@ average, since they are drawn at random.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -72,6 +72,7 @@ class Learner(eqx.Module):
 class OneGradient(Solver):
     """The silo's gradient, once; by `structured`, which says how it is drawn."""
 
+    unrolled: ClassVar[int | None] = 1
     structured: StructuredInference
 
     @property
@@ -131,7 +132,9 @@ class StructuredInference(eqx.Module):
             dtype=self.start.q.mean.dtype,
         )
 
-    def gradient(self, key: PRNGKeyArray, silo: Silo) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
+    def gradient(
+        self, key: PRNGKeyArray, silo: Silo, *, joint_scale: Any = None
+    ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
         """The silo's part of the bound, of its gradient, and the gradient in its own parameters."""
         row_key, unit_key, model_key = jax.random.split(key, 3)
         data, q = silo.data, silo.own.q
@@ -143,7 +146,7 @@ class StructuredInference(eqx.Module):
         exchange = jax.random.wrap_key_data(silo.exchange.key)
         shape = (self.num_draws, self.num_samples, self.model.num_local)
         noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
-        return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key)
+        return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key, joint_scale)
 
     def exchange(self, seed: Any, version: Any) -> Exchange:
         """The noise of Z_G in one exchange, from the seed and the version alone."""
@@ -256,6 +259,10 @@ class SFVI(CombiningAlgorithm):
         q = self.structured.initial_q(data)
         return jax.tree.map(np.asarray, Own(q, self.ascent.init(q)))
 
+    def adopt(self, q: LocalGaussian, centre: Array) -> Own:
+        """A silo's state that goes on from another method's."""
+        return jax.tree.map(np.asarray, Own(q, self.ascent.init(q)))
+
     def resized(self, local: Own, num_units: int) -> Own:
         return resized(local, num_units)
 
@@ -289,7 +296,7 @@ class SFVI(CombiningAlgorithm):
         return method.bound
 
 
-def resized(local: Own, num_units: int) -> Own:
+def resized(local: PyTree, num_units: int) -> PyTree:
     """The same for so many units; per-unit leaves have at least two axes, and padding repeats the last unit."""
 
     def fit(leaf: Any) -> Any:

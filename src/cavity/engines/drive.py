@@ -43,9 +43,9 @@ class Work(eqx.Module):
 def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
     """init, step until done, result. Step i has its own key, so a solve does not depend on who runs beside it."""
     state = solver.init(problem)
-    if solver.fixed_steps in (0, 1):  # a loop would only be in the compiler's way
-        for _ in range(solver.fixed_steps):
-            state = solver.step(jax.random.fold_in(key, jnp.uint32(0)), problem, state)
+    if solver.unrolled is not None:  # a loop would only be in the compiler's way
+        for i in range(solver.unrolled):
+            state = solver.step(jax.random.fold_in(key, jnp.uint32(i)), problem, state)
         return solver.result(problem, state)
 
     def step(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:

@@ -114,6 +114,8 @@ class Solution(eqx.Module):
 class Solver(eqx.Module):
     """A client's inner problem, as a state machine that an engine drives."""
 
+    unrolled: ClassVar[int | None] = None  # a number of steps that is known beforehand and so small that no loop pays
+
     @abc.abstractmethod
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         """Raise UnsuitableError if an ability that this solver needs is missing. Called at construction."""

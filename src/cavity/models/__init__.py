@@ -5,6 +5,7 @@ from cavity.models.function import FunctionModel, function_model
 from cavity.models.location import NormalLocation, normal_location
 from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
 from cavity.models.network import NetworkModel, equinox_model, network_model
+from cavity.models.numpyro import NumpyroModel, numpyro_model
 from cavity.models.regression import (
     Regression,
     linear_regression,
@@ -21,6 +22,7 @@ __all__ = [
     "FunctionModel",
     "NetworkModel",
     "NormalLocation",
+    "NumpyroModel",
     "PoissonRate",
     "Regression",
     "equinox_model",
@@ -31,6 +33,7 @@ __all__ = [
     "mlp_regression",
     "network_model",
     "normal_location",
+    "numpyro_model",
     "poisson_regression",
     "probit_regression",
     "softmax_regression",

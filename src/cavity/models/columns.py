@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cavity.errors import DataError
+from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data
+
+
+def example_columns(
+    example: Any, function: Callable[..., Any], unit: str | None, num_units: str | None
+) -> dict[str, np.ndarray]:
+    """The columns of an example, units numbered; or a CavityError, if the model cannot be called with them."""
+    given, parameters = as_mapping(example), inspect.signature(function).parameters
+    if unit is not None and unit not in given:
+        raise CavityError(f"the example has no column {unit!r} of units; it has {', '.join(given)}")
+    if num_units is not None and num_units not in parameters:
+        raise CavityError(f"the model has no argument {num_units!r}; it has {', '.join(parameters)}")
+    if num_units is not None and (unit is None or unit not in parameters):
+        raise CavityError(
+            "`num_units` goes with a column `unit` that the model takes; where rows are units, their number is known"
+        )
+    by_itself = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for name, parameter in parameters.items():
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in by_itself
+        if needed and name not in given and name != num_units:
+            raise CavityError(
+                f"the model takes {name!r}, which is no column of the example; name it as `num_units`, or bind it "
+                "with functools.partial"
+            )
+    columns = {}
+    for name, values in given.items():
+        if name == unit and unit not in parameters:
+            continue
+        array = np.asarray(values)
+        if name == unit:
+            array = np.unique(array, return_inverse=True)[1]
+        if array.dtype.kind not in "biuf":
+            raise CavityError(f"the column {name!r} of the example holds no numbers")
+        columns[name] = array.astype({"b": bool, "f": float}.get(array.dtype.kind, np.int32))
+    lengths = {name: np.shape(column)[:1] for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or set(lengths.values()) & {(), (0,)}:
+        raise CavityError(f"the columns of the example need as many rows, at least one; they have {lengths}")
+    return columns
 
 
 def table(value: Any, example: Mapping[str, np.ndarray], unit: str | None, missing: Sequence[str]) -> dict[str, Any]:
@@ -27,6 +65,8 @@ def table(value: Any, example: Mapping[str, np.ndarray], unit: str | None, missi
             continue
         columns[name] = _column(name, given[name], like, may_be_missing=name in missing)
     lengths = {name: len(column) for name, column in columns.items()}
+    if unit is not None:
+        lengths[unit] = len(labels_of(value, unit))
     if len(set(lengths.values())) > 1:
         raise DataError(f"its columns differ in their numbers of rows: {lengths}")
     return columns
@@ -37,6 +77,8 @@ def _column(name: str, values: Any, like: np.ndarray, *, may_be_missing: bool) -
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise DataError(f"the column '{name}' holds something other than numbers; code it as numbers first") from None
+    if array.ndim == 0:
+        raise DataError(f"the column '{name}' is a single number; give one per row")
     if array.shape[1:] != like.shape[1:]:
         raise DataError(f"a row of column '{name}' has the shape {array.shape[1:]}, not {like.shape[1:]}")
     bad = ~np.isfinite(array)
@@ -46,11 +88,15 @@ def _column(name: str, values: Any, like: np.ndarray, *, may_be_missing: bool) -
             f"the column '{name}' has {int(bad.sum())} missing or infinite values (rows {rows}); drop these rows, or "
             "let the model mask them and name the column in `missing`"
         )
-    if np.issubdtype(like.dtype, np.integer):
-        if bad.any() or (array != np.round(array)).any():
-            raise DataError(f"the column '{name}' must hold whole numbers, as the example does")
-        return array.astype(like.dtype)
-    return array
+    if like.dtype.kind == "f":
+        return array
+    if like.dtype.kind == "b":
+        allowed, what = np.isin(array, (0, 1)), "0 or 1"
+    else:
+        allowed, what = (array == np.round(array)) & (np.abs(array) < 2.0**31), "whole numbers of 32 bits"
+    if not allowed.all():
+        raise DataError(f"the column '{name}' must hold {what}, as the example does")
+    return array.astype(like.dtype)
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -67,7 +113,12 @@ def labels_of(value: Any, unit: str) -> list[Any]:
     given = as_mapping(value)
     if unit not in given:
         raise DataError(f"there is no column '{unit}'; the data have {', '.join(map(str, given))}")
-    return np.asarray(given[unit]).tolist()
+    labels = np.asarray(given[unit])
+    if labels.ndim != 1:
+        raise DataError(f"the column '{unit}' of units must hold one label per row; it has the shape {labels.shape}")
+    if unnamed := [i for i, label in enumerate(labels.tolist()) if label is None or label != label]:
+        raise DataError(f"the column '{unit}' names no unit in {len(unnamed)} rows (rows {str(unnamed[:10])[1:-1]})")
+    return labels.tolist()
 
 
 def units_of(labels: Sequence[Any] | None, count: int) -> Data:

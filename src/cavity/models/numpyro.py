@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data, LatentModel
-from cavity.models.columns import as_mapping, labels_of, table, units_of
+from cavity.models.columns import example_columns, labels_of, table, units_of
 from cavity.models.sites import (
     arguments,
     check_param,
@@ -212,7 +212,7 @@ def numpyro_model(
         CavityError: naming the site that cannot be carried: a discrete latent, an observation that is not one per row,
             a local site that a global one depends on, a prior that looks at the data.
     """
-    columns = _example_columns(example, function, unit, num_units)
+    columns = example_columns(example, function, unit, num_units)
     if unknown := [name for name in missing if name not in columns]:
         raise CavityError(f"`missing` names {unknown[0]!r}, which is no column; the example has {', '.join(columns)}")
     traces = probe(function, columns, unit, num_units)
@@ -239,10 +239,9 @@ def numpyro_model(
     for name in local:
         if name not in (names := [latent.name for latent in (*latents, *locals_)]):
             raise CavityError(f"there is no latent site {name!r} to be local; the model has {', '.join(names)}")
-    if len({latent.unit_axis is None for latent in locals_}) > 1:
+    if local and len(of_units := [latent.name for latent in locals_ if latent.unit_axis is not None]):
         raise CavityError(
-            "there are latents of the silo and latents of its units; give the units' a prior that depends on global "
-            f"sites only, or name all of them in `local`: {', '.join(latent.name for latent in locals_)}"
+            f"{', '.join(local)} would be a silo's own and {', '.join(of_units)} its units'; a model has one or the other"
         )
     if indexed and all(latent.unit_axis is None for latent in locals_):
         raise CavityError(
@@ -267,42 +266,6 @@ def numpyro_model(
     drawn = [name for name, _ in row_axes if any(drawing(traces["twice the rows"][name], traces["twice the rows"]))]
     _check_alone(model, columns, drawn)
     return model
-
-
-def _example_columns(
-    example: Any, function: Callable[..., Any], unit: str | None, num_units: str | None
-) -> dict[str, np.ndarray]:
-    given, parameters = as_mapping(example), inspect.signature(function).parameters
-    if unit is not None and unit not in given:
-        raise CavityError(f"the example has no column {unit!r} of units; it has {', '.join(given)}")
-    if num_units is not None and num_units not in parameters:
-        raise CavityError(f"the model has no argument {num_units!r}; it has {', '.join(parameters)}")
-    if num_units is not None and (unit is None or unit not in parameters):
-        raise CavityError(
-            "`num_units` goes with a column `unit` that the model takes; where rows are units, it has the number of rows"
-        )
-    by_itself = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    for name, parameter in parameters.items():
-        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in by_itself
-        if needed and name not in given and name != num_units:
-            raise CavityError(
-                f"the model takes {name!r}, which is no column of the example; name it as `num_units`, or bind it "
-                "with functools.partial"
-            )
-    columns = {}
-    for name, values in given.items():
-        if name == unit and unit not in parameters:
-            continue
-        array = np.asarray(values)
-        if name == unit:
-            array = np.unique(array, return_inverse=True)[1]
-        if array.dtype.kind not in "biuf":
-            raise CavityError(f"the column {name!r} of the example holds no numbers")
-        columns[name] = array.astype({"b": bool, "f": float}.get(array.dtype.kind, np.int32))
-    lengths = {name: np.shape(column)[:1] for name, column in columns.items()}
-    if len(set(lengths.values())) != 1 or set(lengths.values()) & {(), (0,)}:
-        raise CavityError(f"the columns of the example need as many rows, at least one; they have {lengths}")
-    return columns
 
 
 def _cut(latents: Sequence[Latent], z: Array) -> dict[str, Array]:
@@ -363,7 +326,8 @@ def _start(
     centre, scale = [], []
     for latent in latents:
         flat = np.asarray(draws[latent.name], float).reshape(START_DRAWS, -1)
-        middle = np.median(flat, axis=0)
+        with np.errstate(invalid="ignore"):  # of infinite draws
+            middle, spread = np.median(flat, axis=0), flat.std(axis=0)
         if latent.name in given:
             own = np.asarray(given[latent.name], float)
             if own.shape not in ((), latent.shape):
@@ -372,7 +336,6 @@ def _start(
         if not np.isfinite(middle).all():
             raise CavityError(f"the prior of {latent.name!r} has no finite median to start from; give one in `start`")
         centre.append(middle)
-        spread = np.median(np.abs(flat - middle), axis=0)
         scale.append(np.where(spread > 0, np.minimum(spread, START_SCALE), START_SCALE))
     return jnp.asarray(np.concatenate(centre)), jnp.asarray(np.concatenate(scale))
 

@@ -25,16 +25,19 @@ def run_model(
     from numpyro.distributions import ImproperUniform, biject_to
 
     def fill(site: dict[str, Any]) -> Any:
-        name, fn = site["name"], site.get("fn")
+        name: str = site["name"]
+        fn: Any = site.get("fn")
         if site["type"] == "param" and theta is not None and name in theta:
             return biject_to(site["kwargs"].get("constraint", _real()))(theta[name])
         if site["type"] != "sample" or site["is_observed"]:
             return None
-        bijection = biject_to(fn.support)
+        improper = isinstance(getattr(fn, "base_dist", fn), ImproperUniform)
+        if name not in values and not improper:
+            return None
+        bijection = _bijection(site)
         shape = tuple(bijection.inverse_shape(fn.shape()))
-        if name not in values:  # drawn; what has no draws is at zero
-            improper = isinstance(getattr(fn, "base_dist", fn), ImproperUniform)
-            return bijection(jnp.zeros(shape)) if improper else None
+        if name not in values:  # it cannot be drawn
+            return bijection(jnp.zeros(shape))
         at, step = values[name], site["infer"].get("_scan_current_index")
         if step is not None and at.ndim > len(shape):
             at = at[step]
@@ -67,11 +70,17 @@ def probe(
     """What the sites look like with the example, with twice its rows, and with one more unit."""
     count = count_units(columns, unit)
     doubled = {name: np.concatenate([column, column]) for name, column in columns.items()}
-    return {
+    traces = {
         "as it is": _shapes(function, arguments(function, columns, num_units, count)),
         "twice the rows": _shapes(function, arguments(function, doubled, num_units, count)),
         "one more unit": _shapes(function, arguments(function, columns, num_units, count + 1)),
     }
+    for trace in traces.values():
+        if changing := sorted(set(trace) ^ set(traces["as it is"])):
+            raise CavityError(
+                f"the site {changing[0]!r} is there or not by the number of rows or units; use a plate, not a loop"
+            )
+    return traces
 
 
 def count_units(columns: Mapping[str, np.ndarray], unit: str | None) -> int:
@@ -81,8 +90,6 @@ def count_units(columns: Mapping[str, np.ndarray], unit: str | None) -> int:
 
 def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> type and shapes of each site; run abstractly, as it will be when it is compiled."""
-    from numpyro.distributions import biject_to
-
     found: dict[str, dict[str, Any]] = {}
     rest = {name: value for name, value in called_with.items() if isinstance(value, int)}
     arrays = {name: value for name, value in called_with.items() if name not in rest}
@@ -106,7 +113,7 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
                     )
                 shape = jnp.shape(site["value"])
                 entry |= {"shape": shape, "num_batch_axes": len(shape) - site["fn"].event_dim}
-                entry["unconstrained_shape"] = tuple(biject_to(site["fn"].support).inverse_shape(shape))
+                entry["unconstrained_shape"] = tuple(_bijection(site).inverse_shape(shape))
             found[name] = entry
 
     try:
@@ -121,7 +128,7 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
 
 def grown_axis(name: str, traces: Mapping[str, Mapping[str, Any]], which: str) -> int | None:
     """The axis along which a site grows in another trace, or None."""
-    base, other = traces["as it is"][name]["shape"], traces[which].get(name, {"shape": ()})["shape"]
+    base, other = traces["as it is"][name]["shape"], traces[which][name]["shape"]
     if len(base) != len(other):
         raise CavityError(f"the site {name!r} changes its number of dimensions with the data")
     axes = [axis for axis, (a, b) in enumerate(zip(base, other, strict=True)) if a != b]
@@ -168,7 +175,7 @@ def latent_axis(name: str, traces: Mapping[str, Mapping[str, Any]], unit: str | 
 def observed_axis(name: str, traces: Mapping[str, Mapping[str, Any]], num_rows: int) -> int:
     """The axis of an observed site along which the rows lie, counted from the last."""
     base, wider = traces["as it is"], traces["twice the rows"]
-    plates = list(drawing(wider[name], wider)) if name in wider else []
+    plates = list(drawing(wider[name], wider))
     for frame in plates:
         if (base[frame.name]["size"], wider[frame.name]["size"]) == (num_rows, 2 * num_rows):
             return frame.dim
@@ -184,8 +191,8 @@ def observed_axis(name: str, traces: Mapping[str, Mapping[str, Any]], num_rows: 
     for frame in plates:
         if frame.dim == axis - len(shape):
             raise CavityError(
-                f"the plate {frame.name!r} of the observed site {name!r} has the size {base[frame.name]['size']}, where "
-                f"the data have {num_rows} rows; let its size be their number"
+                f"the plate {frame.name!r} of the observed site {name!r} has the size {base[frame.name]['size']}, but "
+                f"there are {num_rows} rows; let its size be their number"
             )
     return axis - len(shape)
 
@@ -229,6 +236,18 @@ def unconstrained_param(site: Mapping[str, Any]) -> Array:
     if not np.isfinite(start).all():
         raise CavityError(f"the numpyro.param {name!r} starts at {value}, outside or at the edge of its constraint")
     return start
+
+
+def _bijection(site: Mapping[str, Any]) -> Any:
+    from numpyro.distributions import biject_to
+
+    try:
+        return biject_to(site["fn"].support)
+    except NotImplementedError:
+        raise CavityError(
+            f"the latent site {site['name']!r} has the support {site['fn'].support}, which NumPyro has no bijection "
+            "to; reparameterise it"
+        ) from None
 
 
 def _real() -> Any:

@@ -6,7 +6,7 @@ The power is that of a tempered likelihood or a weighted KL. Score matching sees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ class ConjugateState(eqx.Module):
 
 class Conjugate(Solver):
     """Exact in one step, for conjugate models with multiples of the negative log likelihood and of KL."""
+
+    unrolled: ClassVar[int | None] = 0
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         if not (isinstance(model, ConjugateModel) and model.is_conjugate):
