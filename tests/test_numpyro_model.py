@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints, transforms
 from numpyro.infer.reparam import LocScaleReparam
-from numpyro.infer.util import constrain_fn, potential_energy
+from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from cavity.engines.stacks import pad
 from cavity.errors import CavityError, DataError
@@ -78,9 +79,8 @@ def matrices(pair):
     weights = sample("weights", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])))
     root = sample("root", dist.LKJCholesky(2, 1.5))
     cuts = sample("cuts", dist.ImproperUniform(constraints.ordered_vector, (), (2,)))
-    turn = sample("turn", dist.VonMises(0.0, 2.0))
     with plate("rows", len(pair)):
-        sample("pair", dist.MultivariateNormal(weights[:2] + cuts + turn, scale_tril=root), obs=pair)
+        sample("pair", dist.MultivariateNormal(weights[:2] + cuts, scale_tril=root), obs=pair)
 
 
 def slopes(county, x, y, num_counties):
@@ -177,14 +177,14 @@ def factors(county, x, y, num_counties):
 
 
 def gappy(county, gaps, seen, y, num_counties):
-    """What is not there is masked, in two ways; one local latent is masked where nobody looks."""
+    """What is not there is masked, in two ways."""
     level = sample("level", dist.Normal(0.0, 1.0))
     with plate("counties", num_counties):
         own = sample("own", dist.Normal(level, 1.0))
     with plate("rows", len(gaps), dim=-2), plate("two", 2, dim=-1), handlers.mask(mask=~jnp.isnan(gaps)):
         sample("gaps", dist.Normal(own[county][:, None], jnp.array([0.5, 2.0])), obs=gaps)
     with plate("once more", len(gaps)), handlers.mask(mask=seen & ~jnp.isnan(gaps[:, 0])):
-        sample("y", dist.Normal(gaps[:, 0] * level, 1.0), obs=y)
+        sample("y", dist.Normal(own[county] + level, 1.0), obs=y)
 
 
 def scaled(x, y):
@@ -237,7 +237,7 @@ def series(four):
 
     def visit(state, seen):
         with plate("patients", len(seen)):
-            state = sample("state", dist.Uniform(0.0, 1.0 + drift + state))
+            state = sample("state", dist.LogNormal(0.5 * state, drift))
             sample("seen", dist.Normal(state, 1.0), obs=seen)
         return state, None
 
@@ -258,7 +258,7 @@ class Case:
 CASES = {
     "plain": Case(plain, ("x", "y"), latents=("level", "slope")),
     "positives": Case(positives, ("x", "y"), latents=("scale", "rate", "share", "power", "both")),
-    "matrices": Case(matrices, ("pair",), latents=("weights", "root", "cuts", "turn")),
+    "matrices": Case(matrices, ("pair",), latents=("weights", "root", "cuts")),
     "slopes": Case(slopes, ("county", "x", "y"), BY_COUNTY, ("mean", "scale", "root"), {"own": 0}),
     "matrix locals": Case(
         matrix_locals, ("county", "x", "y"), BY_COUNTY, latents=("scale",), units={"root": 0, "weights": 0}
@@ -308,57 +308,52 @@ class Pool:
     def __init__(self, name: str, num_silos: int, seed: int = 0):
         self.case, self.model = CASES[name], model_of(name)
         data = columns(*self.case.data)
-        home = np.arange(NUM_ROWS) % num_silos
+        home = np.arange(NUM_ROWS) % 3
         if "county" in data:
-            home = np.array([(ord(county) - ord("a")) % num_silos for county in data["county"]])
-        rows = np.concatenate([np.flatnonzero(home == j) for j in range(num_silos)])
+            home = np.array([(ord(county) - ord("a")) % 3 for county in data["county"]])
+        rows = np.argsort(home, kind="stable")  # the same for one silo as for three
+        home = home[rows] if num_silos == 3 else np.zeros(NUM_ROWS, int)
+        data = take(data, rows)
         self.silos = [self.model.prepare(take(data, home == j)) for j in range(num_silos)]
         self.counts = [len(silo.units.weight) for silo in self.silos]
-        self.function, self.arguments = self.case.function, take(data, rows)
-        self.arguments.pop("patient", None)
+        self.function = self.case.function
+        self.arguments = {name: values for name, values in data.items() if name != "patient"}
         if "county" in data:
             labels = list(dict.fromkeys(self.arguments["county"]))
             self.arguments["county"] = np.array([labels.index(label) for label in self.arguments["county"]])
             self.arguments["num_counties"] = len(labels)
         if self.case.pooled is not None:
             self.function = self.case.pooled
-            self.arguments |= {"silo": home[rows], "num_silos": num_silos}
+            self.arguments |= {"silo": home, "num_silos": num_silos}
         rng = np.random.default_rng(seed)
         draw = lambda shape: jnp.asarray(0.6 * rng.normal(size=shape))  # noqa: E731
         self.theta = jax.tree.map(lambda leaf: leaf + draw(leaf.shape), self.model.theta)
-        sites = self.trace()
-        shapes = {
-            site: dist.biject_to(sites[site]["fn"].support).inverse_shape(np.shape(sites[site]["value"]))
-            for site in (*self.case.latents, *self.case.units)
-        }
-        self.values = {site: draw(shape) for site, shape in shapes.items()}
+        shapes = jax.eval_shape(self.start)
+        self.values = {site: draw(shapes[site].shape) for site in (*self.case.latents, *self.case.units)}
 
-    def trace(self) -> dict[str, Any]:
-        """Where NumPyro itself would start, as a trace; what cannot be drawn is 0.5."""
-        improper = lambda site: (  # noqa: E731
-            jnp.full(site["fn"].shape(), 0.5) + jnp.arange(max(1, *site["fn"].shape()))[: site["fn"].shape()[-1]]
-            if site["type"] == "sample" and isinstance(site["fn"], dist.ImproperUniform) and site["fn"].shape()
-            else jnp.asarray(0.5)
-            if site["type"] == "sample" and isinstance(site["fn"], dist.ImproperUniform)
-            else None
-        )
-        model = handlers.substitute(self.function, substitute_fn=improper)
-        return handlers.trace(handlers.seed(model, KEY)).get_trace(**self.arguments)
+    def start(self) -> dict[str, Any]:
+        """Unconstrained values of all sites, by NumPyro's own means."""
 
-    @property
-    def constrained_theta(self) -> dict[str, Any]:
-        sites = self.trace()
-        real = constraints.real
-        return {
-            name: dist.biject_to(sites[name]["kwargs"].get("constraint", real))(value)
-            for name, value in (self.theta or {}).items()
-        }
+        def improper(site):
+            fn = site["fn"]
+            if site["type"] != "sample" or not isinstance(getattr(fn, "base_dist", fn), dist.ImproperUniform):
+                return None
+            return jnp.ones(fn.shape())
 
-    @property
-    def log_density(self) -> float:
+        model = handlers.seed(handlers.substitute(self.function, substitute_fn=improper), KEY)
+        sites = handlers.trace(model).get_trace(**self.arguments)
+        latents = {name: site for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
+        return unconstrain_fn(model, (), self.arguments, {name: site["value"] for name, site in latents.items()})
+
+    def constrained(self, theta: Any) -> dict[str, Any]:
+        """The learned parameters as the author has them."""
+        made = {"scale": jnp.exp, "mean": lambda value: value, "knob": jax.nn.sigmoid}
+        return {name: made[name](value) for name, value in (theta or {}).items()}
+
+    def log_density(self, theta: Any, values: dict[str, Any]) -> Any:
         """NumPyro's own."""
-        substituted = handlers.substitute(self.function, data=self.constrained_theta)
-        return -float(potential_energy(substituted, (), self.arguments, self.values))
+        substituted = handlers.substitute(self.function, data=self.constrained(theta))
+        return -potential_energy(substituted, (), self.arguments, values)
 
     @property
     def z_global(self):
@@ -372,51 +367,54 @@ class Pool:
         everything = jnp.concatenate(sites, axis=1) if sites else jnp.zeros((total, 0))
         return jnp.split(everything, np.cumsum(self.counts)[:-1])
 
+    def log_joint(self, silo: int, num_rows: int | None = None, num_units: int | None = None) -> Any:
+        """A silo's part, padded to so many rows and units."""
+        data, z = self.silos[silo], self.z_local[silo]
+        data = pad(data, num_rows or len(data.weight), num_units or len(z))
+        z = jnp.concatenate([z, jnp.full((len(data.units.weight) - len(z), z.shape[1]), 0.3)])
+        return compiled(self.model, self.theta, self.z_global, z, data)
 
-def padded(data: Data, extra: int) -> Data:
-    more = extra if len(data.units.weight) > 1 else 0
-    return pad(data, len(data.weight) + extra, len(data.units.weight) + more)
+
+@eqx.filter_jit
+def compiled(model, theta, z_global, z_local, data):
+    return model.log_joint(theta, z_global, z_local, data, KEY)
+
+
+@lru_cache
+def density(name: str, num_silos: int) -> float:
+    pool = Pool(name, num_silos)
+    return float(jax.jit(pool.log_density)(pool.theta, pool.values))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_sum_to_the_density_of_numpyro(name):
+    parts = {}
     for num_silos in (1, 3):
-        pool = Pool(name, num_silos, seed=num_silos)
+        pool = Pool(name, num_silos)
         assert tuple(latent.name for latent in pool.model.latents) == pool.case.latents
         assert tuple(latent.name for latent in pool.model.locals_) == tuple(pool.case.units)
-        parts = [
-            pool.model.log_joint(pool.theta, pool.z_global, z, silo, KEY)
-            for z, silo in zip(pool.z_local, pool.silos, strict=True)
-        ]
-        assert [len(part) for part in parts] == pool.counts
-        total = float(pool.model.log_prior(pool.theta, pool.z_global)) + sum(float(part.sum()) for part in parts)
-        assert total == pytest.approx(pool.log_density, rel=1e-10)
-        if num_silos == 3:
-            _check_padding(pool, parts)
-
-
-def _check_padding(pool: Pool, parts: list[Any]) -> None:
-    """Rows and units of weight 0 change nothing for the others."""
-    for z, silo, part in zip(pool.z_local, pool.silos, parts, strict=True):
-        more = padded(silo, 4)
-        extra = len(more.units.weight) - len(z)
-        wider = jnp.concatenate([z, jnp.full((extra, z.shape[1]), 0.3)])
-        again = pool.model.log_joint(pool.theta, pool.z_global, wider, more, KEY)
-        np.testing.assert_allclose(again[: len(part)], part, rtol=1e-12)
-        assert np.isfinite(again).all()
+        mine = parts[num_silos] = [pool.log_joint(j) for j in range(num_silos)]
+        assert [len(part) for part in mine] == pool.counts
+        prior = eqx.filter_jit(pool.model.log_prior)(pool.theta, pool.z_global)
+        expected = density(name, num_silos if pool.case.pooled else 1)
+        assert float(prior) + sum(float(part.sum()) for part in mine) == pytest.approx(expected, rel=1e-10)
+    for j in range(3):  # rows and units of weight 0 change nothing for the others
+        padded = pool.log_joint(j, NUM_ROWS, len(parts[1][0]))
+        np.testing.assert_allclose(padded[: len(parts[3][j])], parts[3][j], rtol=1e-12)
+        assert np.isfinite(padded).all()
 
 
 @pytest.mark.parametrize("name", ["factors", "grids", "slopes"])
 def test_units_have_their_own_parts(name):
     """The part of a unit is the density of its rows and latents alone."""
     pool = Pool(name, 1)
-    parts = pool.model.log_joint(None, pool.z_global, pool.z_local[0], pool.silos[0], KEY)
+    parts = pool.log_joint(0)
     data = columns(*pool.case.data)
     labels = pool.model.unit_labels(data)
     for u in range(pool.counts[0]):
         mine = np.arange(NUM_ROWS) == u if labels is None else data["county"] == labels[u]
         silo = pool.model.prepare(take(data, mine))
-        alone = pool.model.log_joint(None, pool.z_global, pool.z_local[0][u : u + 1], silo, KEY)
+        alone = compiled(pool.model, None, pool.z_global, pool.z_local[0][u : u + 1], silo)
         assert float(alone[0]) == pytest.approx(float(parts[u]), rel=1e-10)
 
 
@@ -429,10 +427,9 @@ def test_a_weight_of_two_is_the_row_twice(name):
     twice = np.append(np.arange(NUM_ROWS), [1, 5])
     heavy = Data(silo.batch, weight, silo.num_rows, silo.units)
     longer = Data(jax.tree.map(lambda leaf: leaf[twice], silo.batch), np.ones(NUM_ROWS + 2), silo.num_rows, silo.units)
-    one, other = (pool.model.log_joint(pool.theta, pool.z_global, z, data, KEY) for data in (heavy, longer))
+    one, other = (compiled(pool.model, pool.theta, pool.z_global, z, data) for data in (heavy, longer))
     np.testing.assert_allclose(one, other, rtol=1e-12)
-    plainly = pool.model.log_joint(pool.theta, pool.z_global, z, silo, KEY)
-    assert not np.allclose(one, plainly)
+    assert not np.allclose(one, pool.log_joint(0))
 
 
 @pytest.mark.parametrize("name", ["matrices", "dependent support", "learned", "transformed", "slopes"])
@@ -440,8 +437,9 @@ def test_constrained_values_are_those_of_numpyro(name):
     pool = Pool(name, 1)
     values = {site: pool.values[site] for site in pool.case.latents}
     found = pool.model.constrain(pool.theta, pool.z_global)
-    model = handlers.substitute(handlers.seed(pool.function, KEY), data=pool.constrained_theta)
-    expected = constrain_fn(model, (), pool.arguments, values) | pool.constrained_theta
+    theta = pool.constrained(pool.theta)
+    model = handlers.substitute(handlers.seed(pool.function, KEY), data=theta)
+    expected = constrain_fn(model, (), pool.arguments, values) | theta
     assert set(found) == set(pool.case.latents) | set(pool.theta or {})
     for site, value in found.items():
         np.testing.assert_allclose(value, expected[site], rtol=1e-12, err_msg=site)
@@ -474,7 +472,7 @@ def test_gradients_pass_masked_observations():
     def total(z_global, z_local):
         return jnp.sum(pool.model.log_joint(None, z_global, z_local, pool.silos[0], KEY))
 
-    for gradient in jax.grad(total, argnums=(0, 1))(pool.z_global, pool.z_local[0]):
+    for gradient in jax.jit(jax.grad(total, argnums=(0, 1)))(pool.z_global, pool.z_local[0]):
         assert np.isfinite(gradient).all()
         assert np.abs(gradient).max() > 0.0
 
@@ -516,28 +514,30 @@ def drawn_but_not_latents(x, y, size=5):
         sample("y", dist.Normal(own[rows] * x[rows], 1.0), obs=y[rows])
 
 
-@pytest.mark.parametrize("extra", [0, 7])
 @pytest.mark.parametrize("name", ["units", "items", "rows"])
-def test_drawn_rows_are_right_on_average(name, extra):
+def test_drawn_rows_are_right_on_average(name):
     function, whole, names, options = {
         "units": (drawn, partial(drawn, size=None), ("county", "x", "y"), BY_COUNTY),
         "items": (drawn_items, partial(drawn_items, rows=None, items=None), ("four",), {}),
         "rows": (drawn_but_not_latents, partial(drawn_but_not_latents, size=None), ("x", "y"), {}),
     }[name]
     data = columns(*names)
-    some, everything = (numpyro_model(f, data, **options) for f in (function, whole))
-    silo = some.prepare(data)
-    num_units = len(silo.units.weight)
+    model = numpyro_model(function, data, **options)
+    silo = model.prepare(data)
     rng = np.random.default_rng(3)
-    z_global, z = jnp.asarray(rng.normal(size=1)), jnp.asarray(rng.normal(size=(num_units, some.num_local)))
-    expected = everything.log_joint(None, z_global, z, silo, KEY)
-    more = padded(silo, extra)
-    z = jnp.concatenate([z, jnp.zeros((len(more.units.weight) - num_units, some.num_local))])
-    estimate = jax.jit(jax.vmap(lambda key: some.log_joint(None, z_global, z, more, key)))
-    found = np.asarray(estimate(jax.random.split(KEY, 6000)))[:, :num_units]
-    error = found.std(axis=0) / np.sqrt(len(found))
-    assert (error > 0).all()
-    assert np.abs((found.mean(axis=0) - expected) / error).max() < 4.0
+    z_global, z = (
+        jnp.asarray(rng.normal(size=1)),
+        jnp.asarray(rng.normal(size=(len(silo.units.weight), model.num_local))),
+    )
+    expected = compiled(replace(model, function=whole), None, z_global, z, silo)
+    for extra in (0, 7):
+        padded = pad(silo, NUM_ROWS + extra, len(z) + (extra if len(z) > 1 else 0))
+        wider = jnp.concatenate([z, jnp.zeros((len(padded.units.weight) - len(z), model.num_local))])
+        estimate = jax.jit(jax.vmap(lambda key, z=wider, data=padded: model.log_joint(None, z_global, z, data, key)))
+        found = np.asarray(estimate(jax.random.split(KEY, 3000)))[:, : len(z)]
+        error = found.std(axis=0) / np.sqrt(len(found))
+        assert (error > 0).all()
+        assert np.abs((found.mean(axis=0) - expected) / error).max() < 4.0
 
 
 def test_a_plate_as_large_as_the_example_still_draws_elsewhere():
@@ -549,12 +549,25 @@ def test_a_plate_as_large_as_the_example_still_draws_elsewhere():
     assert np.isfinite(values).all()
 
 
-def test_parts_compile_once_and_give_the_same():
-    pool = Pool("slopes", 1)
-    compiled = jax.jit(lambda model, z, own, data: model.log_joint(None, z, own, data, KEY).sum())
-    once = compiled(pool.model, pool.z_global, pool.z_local[0], pool.silos[0])
-    plainly = pool.model.log_joint(None, pool.z_global, pool.z_local[0], pool.silos[0], KEY).sum()
-    assert float(once) == pytest.approx(float(plainly), rel=1e-12)
+def test_without_compilation_the_same():
+    """Also where an example of zeros is no data that the model could have."""
+
+    def meta(error, y):
+        level = sample("level", dist.Normal(0.0, 1.0))
+        spread = sample("spread", dist.HalfNormal(1.0))
+        with plate("studies", len(y)):
+            own = sample("own", dist.Normal(level, spread))
+            sample("y", dist.Normal(own, error), obs=y)
+
+    data = {"error": np.exp(column("x")), "y": column("y")}
+    model = numpyro_model(meta, data)
+    silo, z, own = model.prepare(data), jnp.array([0.3, -0.2]), jnp.asarray(column("x"))[:, None]
+    parts = model.log_joint(None, z, own, silo, KEY)
+    np.testing.assert_allclose(parts, compiled(model, None, z, own, silo), rtol=1e-12)
+    assert float(model.constrain(None, z)["spread"]) == pytest.approx(np.exp(-0.2))
+    values = {"level": z[0], "spread": z[1], "own": own[:, 0]}
+    total = float(parts.sum() + model.log_prior(None, z))
+    assert total == pytest.approx(-float(potential_energy(meta, (), data, values)), rel=1e-10)
 
 
 def regression(prior=None, outcome=None, obs=lambda x, y: y, names=("x", "y")):
@@ -677,7 +690,7 @@ def param_per_row(x, y):
 
 def param_at_the_edge(x, y):
     level = sample("level", dist.Normal(0.0, 1.0))
-    sample("y", dist.Normal(level, numpyro.param("noise", 0.0, constraint=constraints.positive)), obs=y)
+    sample("y", dist.Normal(level, 1 + numpyro.param("noise", 0.0, constraint=constraints.positive)), obs=y)
 
 
 def on_a_sphere(x, y):
@@ -745,18 +758,28 @@ REFUSED = {
     "no such local": (plain, XY, {"local": ("w",)}, "no latent site 'w' to be local; .* level, slope"),
     "observed local": (plain, XY, {"local": ("y",)}, "no latent site 'y' to be local"),
     "local per unit": (intercepts, COUNTIES, BY_COUNTY | {"local": ("own",)}, "'own' is named as a silo's own"),
-    "local of two kinds": (by_county(both_kinds), COUNTIES, BY_COUNTY | {"local": ("extra",)}, "extra would .* own its"),
+    "local of two kinds": (
+        by_county(both_kinds),
+        COUNTIES,
+        BY_COUNTY | {"local": ("extra",)},
+        "extra would .* own of its units",
+    ),
     "no column of units": (intercepts, XY, BY_COUNTY, "no column 'county' of units; it has x, y"),
     "no such argument": (intercepts, COUNTIES, {"unit": "county", "num_units": "n"}, "no argument 'n'"),
     "number without units": (intercepts, COUNTIES, {"num_units": "num_counties"}, "`num_units` goes with"),
     "unbound argument": (intercepts, COUNTIES, {"unit": "county"}, "takes 'num_counties', which is no column"),
-    "units without latents": (static_counties, COUNTIES, {"unit": "county"}, "one value per unit of the column 'county'"),
+    "units without latents": (
+        static_counties,
+        COUNTIES,
+        {"unit": "county"},
+        "one value per unit of the column 'county'",
+    ),
     "looks at values": (looks, COUNTIES, {"unit": "county"}, "looks at the values of its data in Python"),
     "drops rows": (drops, XY, {}, "looks at the values of its data in Python"),
     "text": (regression(), ("x", "county"), {}, "takes 'y', which is no column"),
     "no such missing": (plain, XY, {"missing": ("z",)}, "'z', which is no column"),
     "no such start": (plain, XY, {"start": {"z": 1.0}}, "`start` names z"),
-    "start of another shape": (plain, XY, {"start": {"level": [1.0, 2.0]}}, "`start` of 'level' has the shape"),
+    "start of another shape": (plain, XY, {"start": {"level": [1.0, 2.0]}}, "`start` of 'level' needs the shape"),
     "no median": (
         regression(prior=lambda x, y: dist.Gamma(1e-4, 1.0)),
         XY,

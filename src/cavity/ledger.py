@@ -322,6 +322,12 @@ def settle(algorithm: Algorithm, state: ClientState, message: Message) -> Client
     return replace(state, settled=settled.sequence, pending=None)
 
 
+def settled_local(state: ClientState, sequence: int) -> PyTree:
+    """What a client keeps after its last accepted reply, whose number the server says."""
+    pending = state.pending
+    return pending.local if pending is not None and pending.sequence == sequence else state.local
+
+
 def is_stale(state: ClientState, message: Message) -> bool:
     """Whether a client that keeps something has answered a newer message: then this one is to be ignored.
 

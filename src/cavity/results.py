@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import diagnostics, federation, ledger, running, wire
-from cavity.data.clients import prepare_client, prepare_clients
+from cavity import diagnostics, federation, ledger, running, silos, wire
+from cavity.data.clients import prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import ClientSource, Data, PredictiveModel, Schedule
+from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, Schedule
 from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
 from cavity.schedules import Synchronous
 from cavity.state import ClientState, ServerState
 from cavity.store.directory import CHECKPOINT, RunDirectory
-from cavity.summary import Summary, summarise
+from cavity.summary import Summary, summarise, summarise_draws
 
 if TYPE_CHECKING:
     import arviz
@@ -41,6 +41,7 @@ class Fit:
         schedule: who worked when.
         clients: the clients' data or their source, where this process has them; None for a fit that was loaded without.
         client_states: what the clients keep to themselves.
+        labels: the names of each client's units, for models with local latents.
     """
 
     algorithm: Any
@@ -50,6 +51,7 @@ class Fit:
     schedule: Schedule
     clients: Mapping[str, Data] | ClientSource | None = None
     client_states: Mapping[str, ClientState] | None = None
+    labels: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def posterior(self) -> Any:
@@ -63,14 +65,67 @@ class Fit:
 
     def summary(self, level: float = 0.9) -> Summary:
         """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table."""
+        if self._latent:
+            _, draws = silos.global_draws(self.algorithm.model, self.posterior, silos.SUMMARY_DRAWS)
+            with jax.enable_x64(True):
+                flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
+            return summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
         return summarise(
             self.posterior, self.server.prior, self.algorithm.model.parameter_names, level, self._remarks()
         )
+
+    @property
+    def _latent(self) -> bool:
+        return isinstance(self.algorithm.model, LatentModel)
+
+    def silo(self, name: str) -> silos.SiloPosterior:
+        """A silo's own posterior of its local latents, where this process has its data."""
+        if not self._latent:
+            raise CavityError(f"{type(self.algorithm.model).__name__} has no local latents")
+        self._needs_clients("look into a silo")
+        if isinstance(self.clients, ClientSource) or name not in (self.clients or {}):
+            raise CavityError(f"there is no silo {name!r}; there are {', '.join(self.server.names)}")
+        state = (self.client_states or {})[name]
+        kept = ledger.settled_local(state, self.server.clients[name].settled.sequence)
+        data = (self.clients or {})[name]
+        centre = kept.centre if hasattr(kept, "centre") else self.posterior.q.mean
+        return silos.SiloPosterior(
+            name=name,
+            model=self.algorithm.model,
+            shared=self.posterior,
+            q=jax.tree.map(jax.numpy.asarray, kept.q).recentred(self.posterior.q.mean - centre),
+            data=data,
+            labels=self.labels.get(name),
+            num_samples=self.algorithm.structured.num_samples,
+        )
+
+    def hand_over(self, algorithm: Any) -> Fit:
+        """The same posteriors, for another method of the same model to go on with: SFVI-Avg first, then SFVI.
+
+        Example: `fit.hand_over(SFVI(model)).refine(10_000)`
+        """
+        if not (self._latent and isinstance(algorithm.model, LatentModel)):
+            raise CavityError("a fit is handed over between SFVI and SFVI-Avg")
+        states = {}
+        for name, state in (self.client_states or {}).items():
+            record = self.server.clients[name]
+            kept = ledger.settled_local(state, record.settled.sequence)
+            centre = kept.centre if hasattr(kept, "centre") else self.posterior.q.mean
+            q = jax.tree.map(jax.numpy.asarray, kept.q).recentred(self.posterior.q.mean - centre)
+            local = jax.tree.map(np.asarray, algorithm.adopt(q, self.posterior.q.mean))
+            states[name] = ClientState(local=local, settled=record.settled.sequence)
+        method = algorithm.initial_method(len(self.server.clients))
+        server = replace(self.server, method=method, prior=ledger.to_host(algorithm.prior))
+        return replace(self, algorithm=algorithm, server=server, client_states=states)
 
     def _remarks(self) -> tuple[str, ...]:
         last = self.history[-1] if self.history else None
         counts = {"client": len(self.server.names), "round": len(self.history)}
         remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
+        if self._latent:
+            samples = self.algorithm.structured.num_samples
+            remarks.append(f"variational, with K = {samples} importance sample{'' if samples == 1 else 's'} per unit")
+            return tuple(remarks)
         if last is not None and not self.converged:
             remarks.append(
                 f"not converged: the largest residual is {last['residual']:.1e} nats; go on with fit.refine()"
@@ -83,12 +138,16 @@ class Fit:
         """The expected outcome at new rows, with its posterior sd and 90 % interval.
 
         Args:
-            x: features, as the clients have them (no intercept).
+            x: features, as the clients have them (no intercept). With local latents, rows of units that nobody has;
+                `fit.silo(name).predict(x)` is for a silo's own.
             num_draws: average over so many posterior draws; None takes the closed form where there is one
                 (for logistic regression the probit approximation).
             seed: of the draws.
         """
         model = self.algorithm.model
+        if self._latent:  # of rows at a silo that is new: every unit is
+            z, _ = silos.global_draws(model, self.posterior, num_draws or silos.DEFAULT_DRAWS, seed)
+            return silos.predict_rows(model, self.posterior, z, x, seed)
         if not isinstance(model, PredictiveModel):
             raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
         posterior = jax.tree.map(jax.numpy.asarray, self.posterior)
@@ -186,6 +245,8 @@ class Fit:
 
     def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
         """Posterior draws as ArviZ inference data (needs the extra `cavity[arviz]`)."""
+        if self._latent:
+            return silos.as_arviz(silos.global_draws(self.algorithm.model, self.posterior, num_draws, seed)[1])
         import arviz
 
         with jax.enable_x64(True):
@@ -252,7 +313,7 @@ def run(
     running.check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
     server = federation.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
-    fit = Fit(algorithm, server, [], "rounds", schedule, data)
+    fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=unit_labels(algorithm.model, clients))
     return running.go_on(
         fit,
         Stopping(rounds, tolerance),
@@ -341,4 +402,5 @@ def load(
     data = clients
     if isinstance(clients, Mapping):
         data = prepare_clients(algorithm.model, clients)
-    return Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"])
+    labels = unit_labels(algorithm.model, clients)
+    return Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"], labels)

@@ -93,6 +93,17 @@ def summarise(
     return Summary(tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows), level, remarks)
 
 
+def summarise_draws(
+    draws: np.ndarray, names: tuple[str, ...], level: float = 0.9, remarks: tuple[str, ...] = ()
+) -> Summary:
+    """The summary of draws, one column per parameter."""
+    if not 0 < level < 1:
+        raise ValueError(f"level is a probability between 0 and 1, not {level}")
+    lower, upper = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    rows = zip(names, draws.mean(axis=0), draws.std(axis=0), lower, upper, strict=True)
+    return Summary(tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows), level, remarks)
+
+
 def _interval(posterior: Any, mean: np.ndarray, sd: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(posterior, Gaussian):
         half = NormalDist().inv_cdf((1 + level) / 2) * sd

@@ -42,8 +42,7 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
         prepared[name] = prepare_client(model, name, value)
     _check_agreement(prepared)
-    if isinstance(model, LatentModel):
-        _check_units(model, clients)
+    _check_units(unit_labels(model, clients))
     _warn_if_one_class(prepared)
     return prepared
 
@@ -114,11 +113,20 @@ def _check_agreement(prepared: Mapping[str, Data]) -> None:
                 )
 
 
-def _check_units(model: LatentModel, clients: Mapping[str, PyTree]) -> None:
+def unit_labels(model: Any, clients: Any) -> dict[str, tuple[Any, ...]]:
+    """The names of each client's units, for models with local latents; empty for all others."""
+    if not isinstance(model, LatentModel) or not isinstance(clients, Mapping):
+        return {}
+    raw = {name: value.batch if isinstance(value, (Weighted, Data)) else value for name, value in clients.items()}
+    labels = {name: model.unit_labels(value) for name, value in raw.items()}
+    return {name: tuple(found) for name, found in labels.items() if found is not None}
+
+
+def _check_units(labels: Mapping[str, tuple[Any, ...]]) -> None:
     """A unit with rows at two silos would have two sets of latents, and its prior would count twice."""
     home: dict[Any, str] = {}
-    for name, value in clients.items():
-        for label in model.unit_labels(value.batch if isinstance(value, (Weighted, Data)) else value) or ():
+    for name, units in labels.items():
+        for label in units:
             if home.setdefault(label, name) != name:
                 raise DataError(
                     f"the unit {label!r} has rows at {home[label]!r} and at {name!r}; its latents can stay at one silo "

@@ -145,7 +145,9 @@ class LocalEngine(Engine):
             return None
         groups = [bucket.names for bucket in self._buckets]
         records = server.clients
-        settled = {name: self._settled(name, records[name].settled.sequence) for name in server.names}
+        settled = {
+            name: ledger.settled_local(self._states[name], records[name].settled.sequence) for name in server.names
+        }
         start = Federation(
             posterior=server.posterior,
             method=server.method,
@@ -180,12 +182,6 @@ class LocalEngine(Engine):
         }
         posterior, method = ledger.to_host((end.posterior, end.method))
         return replace(server, version=int(end.version), posterior=posterior, method=method, clients=clients), said
-
-    def _settled(self, name: str, sequence: int) -> PyTree:
-        """What a client keeps after its last accepted reply."""
-        pending = self._states[name].pending
-        accepted = pending is not None and pending.sequence == sequence
-        return pending.local if accepted and pending is not None else self._states[name].local
 
     def _can_advance(self, server: ServerState) -> bool:
         """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""

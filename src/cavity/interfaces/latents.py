@@ -62,6 +62,12 @@ class LatentModel(eqx.Module):
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> PyTree:
         """The global latents and learned parameters in the terms of the model's author."""
 
+    def constrain_local(
+        self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
+    ) -> PyTree:
+        """The local latents in the terms of the model's author, with the units as first axis."""
+        return {"local": z_local}
+
     @abc.abstractmethod
     def prepare(self, value: PyTree) -> Data:
         """One silo's raw data in this model's form, with its units. Raises DataError saying what is wrong."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -21,7 +22,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data, LatentModel
-from cavity.models.columns import example_columns, labels_of, table, units_of
+from cavity.models.columns import as_mapping, example_columns, labels_of, table, units_of
 from cavity.models.sites import (
     arguments,
     check_param,
@@ -35,6 +36,7 @@ from cavity.models.sites import (
     site_log_prob,
     sum_but,
     unconstrained_param,
+    unconstrained_value,
 )
 
 START_DRAWS = 200
@@ -161,6 +163,58 @@ class NumpyroModel(LatentModel):
         wanted = [latent.name for latent in self.latents] + sorted(self.learned or {})
         return {name: sites[name]["value"] for name in wanted}
 
+    def constrain_local(
+        self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
+    ) -> dict[str, Array]:
+        values = _cut(self.latents, z_global) | _cut_units(self.locals_, z_local)
+        sites, _ = run_model(self.function, self._arguments(data.batch, z_local.shape[0]), values, theta)
+        return {
+            latent.name: sites[latent.name]["value"][None]
+            if latent.unit_axis is None
+            else jnp.moveaxis(sites[latent.name]["value"], latent.unit_axis, 0)
+            for latent in self.locals_
+        }
+
+    def expected_outcome(
+        self,
+        theta: PyTree,
+        z_global: Float[Array, " g"],
+        x: PyTree,
+        key: PRNGKeyArray,
+        z_local: Float[Array, "u l"] | None,
+        labels: Sequence[Any] | None,
+    ) -> Float[Array, "n ..."]:
+        """E[y | Z] of the first observed site at new rows, which need not have the observed columns.
+
+        Units that are among `labels` have their row of `z_local`; all others are drawn from p(Z_u | Z_G).
+        """
+        given = as_mapping(x)
+        columns = {name: jnp.asarray(given[name]) for name in self.example if name in given and name != self.unit}
+        absent = {name: None for name in self.example if name not in given and name != self.unit}
+        num_rows = len(next(iter(columns.values())))
+        mine = labels_of(x, self.unit) if self.unit is not None and self.locals_ else list(range(num_rows))
+        units = list(dict.fromkeys(mine)) if self._indexed else mine
+        if self._indexed and self.unit is not None:
+            columns[self.unit] = jnp.asarray([units.index(label) for label in mine])
+        called_with = arguments(self.function, columns | absent, self.num_units, len(units))
+        values = _cut(self.latents, z_global)
+        sites, _ = run_model(self.function, called_with, values, theta, key)
+        if self.locals_ and z_local is not None:
+            is_silos_own = self.locals_[0].unit_axis is None
+            known = [0] if is_silos_own else [list(labels or ()).index(u) if u in (labels or ()) else -1 for u in units]
+            picked = _cut_units(self.locals_, z_local[jnp.asarray(known)])
+            for latent in self.locals_:
+                drawn = unconstrained_value(sites[latent.name])
+                seen = jnp.asarray(known) >= 0
+                axis = latent.unit_axis
+                if axis is not None:
+                    seen = jnp.expand_dims(seen, [i for i in range(drawn.ndim) if i != axis])
+                    values[latent.name] = jnp.where(seen, picked[latent.name], drawn)
+                else:
+                    values[latent.name] = picked[latent.name]
+            sites, _ = run_model(self.function, called_with, values, theta, key)
+        return sites[self.row_axes[0][0]]["fn"].mean
+
     def prepare(self, value: PyTree) -> Data:
         columns = table(value, self.example, self.unit, self.missing)
         num_rows = len(next(iter(columns.values())))
@@ -241,7 +295,8 @@ def numpyro_model(
             raise CavityError(f"there is no latent site {name!r} to be local; the model has {', '.join(names)}")
     if local and len(of_units := [latent.name for latent in locals_ if latent.unit_axis is not None]):
         raise CavityError(
-            f"{', '.join(local)} would be a silo's own and {', '.join(of_units)} its units'; a model has one or the other"
+            f"{', '.join(local)} would be a silo's own and {', '.join(of_units)} of its units; a model has one or the "
+            "other"
         )
     if indexed and all(latent.unit_axis is None for latent in locals_):
         raise CavityError(
@@ -314,6 +369,9 @@ def _start(
         raise CavityError("the model has no global latent site; there is nothing to learn together")
     if unknown := set(given) - {latent.name for latent in latents}:
         raise CavityError(f"`start` names {', '.join(sorted(unknown))}, which is no global latent site")
+    for latent in latents:
+        if np.shape(given.get(latent.name, 0.0)) not in ((), latent.shape):
+            raise CavityError(f"`start` of {latent.name!r} needs the shape {latent.shape}, or a single number")
 
     def draw(key: PRNGKeyArray) -> dict[str, Array]:
         sites, _ = run_model(function, arguments(function, columns, num_units, None), {}, None, key)
@@ -322,17 +380,14 @@ def _start(
             for latent in latents
         }
 
-    draws = jax.vmap(draw)(jax.random.split(jax.random.key(0), START_DRAWS))
+    draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), START_DRAWS))
     centre, scale = [], []
     for latent in latents:
         flat = np.asarray(draws[latent.name], float).reshape(START_DRAWS, -1)
         with np.errstate(invalid="ignore"):  # of infinite draws
             middle, spread = np.median(flat, axis=0), flat.std(axis=0)
         if latent.name in given:
-            own = np.asarray(given[latent.name], float)
-            if own.shape not in ((), latent.shape):
-                raise CavityError(f"`start` of {latent.name!r} has the shape {own.shape}, not {latent.shape}")
-            middle = np.broadcast_to(own, latent.shape).reshape(-1)
+            middle = np.broadcast_to(np.asarray(given[latent.name], float), latent.shape).reshape(-1)
         if not np.isfinite(middle).all():
             raise CavityError(f"the prior of {latent.name!r} has no finite median to start from; give one in `start`")
         centre.append(middle)
@@ -344,10 +399,11 @@ def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) ->
     """Global priors may depend on neither local sites nor data: the server has neither."""
     values = _cut(model.latents, model.begin[0])
 
-    def priors(columns: Mapping[str, Any], num_units: int, key: PRNGKeyArray) -> list[np.ndarray]:
+    @partial(jax.jit, static_argnums=1)
+    def priors(columns: Mapping[str, Any], num_units: int, key: PRNGKeyArray) -> list[Array]:
         sites, log_dets = run_model(model.function, model._arguments(columns, num_units), values, model.theta, key)
         log_probs = {name: jnp.sum(site_log_prob(sites[name])) + jnp.sum(log_dets[name]) for name in values}
-        return [np.append(sites[name]["value"], log_probs[name]) for name in values]
+        return [jnp.append(sites[name]["value"], log_probs[name]) for name in values]
 
     def moved(name: str, column: np.ndarray) -> np.ndarray:
         if name == model.unit:
@@ -379,8 +435,9 @@ def _check_alone(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: 
     padded = Data(more, np.repeat([1.0, 0.0], num_rows), np.asarray(num_rows))
     alone = Data(dict(columns), np.ones(num_rows), np.asarray(num_rows))
     has_units = any(latent.unit_axis is not None for latent in model.locals_)
-    here = model.terms(model.theta, model.begin[0], z_local[:num_units], alone, key)
-    there = model.terms(model.theta, model.begin[0], z_local if has_units else z_local[:num_units], padded, key)
+    terms = eqx.filter_jit(model.terms)
+    here = terms(model.theta, model.begin[0], z_local[:num_units], alone, key)
+    there = terms(model.theta, model.begin[0], z_local if has_units else z_local[:num_units], padded, key)
     for name in here:
         same = np.allclose(here[name], there[name][:num_units], rtol=1e-3, atol=1e-3, equal_nan=True)
         if not same and name not in drawn:

@@ -17,9 +17,18 @@ LOG_DET = "log determinant of "
 
 
 def run_model(
-    function: Callable[..., Any], arguments: Mapping[str, Any], values: Mapping[str, Array], theta: Any, key: Any = None
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    values: Mapping[str, Array],
+    theta: Any,
+    key: Any = None,
+    *,
+    validate: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The trace of the model with these unconstrained values, and the log determinants of their bijections."""
+    """The trace of the model with these unconstrained values, and the log determinants of their bijections.
+
+    NumPyro checks its distributions' parameters only if asked to: an example's columns may be nonsense, such as 0.
+    """
     import numpyro
     from numpyro import handlers
     from numpyro.distributions import ImproperUniform, biject_to
@@ -31,7 +40,7 @@ def run_model(
             return biject_to(site["kwargs"].get("constraint", _real()))(theta[name])
         if site["type"] != "sample" or site["is_observed"]:
             return None
-        improper = isinstance(getattr(fn, "base_dist", fn), ImproperUniform)
+        improper = isinstance(_innermost(fn), ImproperUniform)
         if name not in values and not improper:
             return None
         bijection = _bijection(site)
@@ -49,7 +58,8 @@ def run_model(
         return value
 
     seeded = handlers.seed(handlers.substitute(function, substitute_fn=fill), jax.random.key(0) if key is None else key)
-    sites = handlers.trace(seeded).get_trace(**arguments)
+    with numpyro.validation_enabled(validate):
+        sites = handlers.trace(seeded).get_trace(**arguments)
     found = {name.split(LOG_DET)[-1]: site for name, site in sites.items() if LOG_DET in name}
     return sites, {name: site_log_prob(site) for name, site in found.items()}
 
@@ -60,7 +70,8 @@ def arguments(
     """What the function is called with: the columns that it takes, and the number of units if it asks for it."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    chosen = {name: jnp.asarray(column) for name, column in columns.items() if takes_all or name in parameters}
+    chosen = {name: column for name, column in columns.items() if takes_all or name in parameters}
+    chosen = {name: None if column is None else jnp.asarray(column) for name, column in chosen.items()}
     return chosen if num_units is None else chosen | {num_units: 1 if count is None else count}
 
 
@@ -95,7 +106,7 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
     arrays = {name: value for name, value in called_with.items() if name not in rest}
 
     def run(arrays: dict[str, Array]) -> None:
-        sites, _ = run_model(function, rest | arrays, {}, None)
+        sites, _ = run_model(function, rest | arrays, {}, None, validate=True)
         for name, site in sites.items():
             entry: dict[str, Any] = {"type": site["type"], "is_observed": site.get("is_observed", False)}
             entry["frames"] = site.get("cond_indep_stack", [])
@@ -250,7 +261,21 @@ def _bijection(site: Mapping[str, Any]) -> Any:
         ) from None
 
 
+def _innermost(fn: Any) -> Any:
+    """A distribution without its expansions, masks and events."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
+
+
 def _real() -> Any:
     from numpyro.distributions import constraints
 
     return constraints.real
+
+
+def unconstrained_value(site: Mapping[str, Any]) -> Array:
+    """A latent site's value on the unconstrained scale."""
+    from numpyro.distributions import biject_to
+
+    return biject_to(site["fn"].support).inv(site["value"])
