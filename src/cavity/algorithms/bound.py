@@ -62,11 +62,22 @@ def silo_gradient(
 ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
     """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws.
 
-    `joint_scale` multiplies log p(y_u, Z_u | Z_G) alone.
+    `joint_scale` multiplies log p(y_u, Z_u | Z_G) alone. Where the model encodes its units (amortised inference), what
+    would be the gradient in the silo's own parameters goes on to the network in theta.
     """
-    each = jax.vmap(lambda noise, own: _one_draw(model, shared, local, noise, own, data, key, joint_scale))
+    q, back = jax.vjp(lambda theta, own: local_family(model, theta, own, data), shared.theta, local)
+    each = jax.vmap(lambda noise, own: _one_draw(model, shared, q, noise, own, data, key, joint_scale))
     outcome = each(noise, local_noise)
-    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outcome)
+    value, gradient, to_local = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outcome)
+    through_network, own_gradient = back(to_local)
+    to_theta = jax.tree.map(jnp.add, gradient.theta, through_network)
+    return value, Globals(gradient.q, to_theta), own_gradient
+
+
+def local_family(model: LatentModel, theta: PyTree, own: LocalGaussian, data: Data) -> LocalGaussian:
+    """q(Z_L | Z_G) of a silo: by the model's inference network where it has one, else the silo's own."""
+    encoded = model.encode(theta, data)
+    return own if encoded is None else LocalGaussian(*encoded)
 
 
 def _one_draw(

@@ -106,8 +106,9 @@ class StructuredInference(eqx.Module):
         num_samples: importance samples per unit, the K of the locally enhanced bound; 1 is the paper's.
         coupled: whether q(Z_L | Z_G) looks at Z_G.
         dense: whether it has correlations between the latents of a unit.
+        widens: whether its standard deviations look at Z_G too, which the paper's do not.
         local_scale: its standard deviations before any data.
-        batch_size: rows per gradient; None takes all.
+        batch_size: rows per gradient; None takes all. Where every row is a unit, their latents are drawn with them.
     """
 
     model: LatentModel
@@ -116,18 +117,21 @@ class StructuredInference(eqx.Module):
     num_samples: int = eqx.field(static=True)
     coupled: bool = eqx.field(static=True)
     dense: bool = eqx.field(static=True)
+    widens: bool = eqx.field(static=True)
     local_scale: float
     batch_size: int | None = eqx.field(static=True, default=None)
 
     def initial_q(self, data: Data) -> LocalGaussian:
-        """q(Z_L | Z_G) of a silo before any data."""
+        """q(Z_L | Z_G) of a silo before any data; a model that encodes its units leaves no number to keep."""
         assert data.units is not None
+        encoded = jax.eval_shape(self.model.encode, self.start.theta, data)
         return LocalGaussian.start(
             len(data.units.weight),
-            self.model.num_local,
+            self.model.num_local if encoded is None else 0,
             self.model.num_global,
             coupled=self.coupled,
             dense=self.dense,
+            widens=self.widens,
             scale=self.local_scale,
             dtype=self.start.q.mean.dtype,
         )
@@ -140,6 +144,8 @@ class StructuredInference(eqx.Module):
         data, q = silo.data, silo.own.q
         units = data.units
         assert units is not None
+        if self.batch_size is not None and self.model.independent_rows:
+            return self._gradient_of_some_units(row_key, unit_key, model_key, silo, joint_scale)
         if self.batch_size is not None:
             rows = mini_batch(row_key, data, self.batch_size)
             data = Data(rows.batch, rows.weight, rows.num_rows, units)
@@ -147,6 +153,31 @@ class StructuredInference(eqx.Module):
         shape = (self.num_draws, self.num_samples, self.model.num_local)
         noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
         return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key, joint_scale)
+
+    def _gradient_of_some_units(
+        self, row_key: PRNGKeyArray, unit_key: PRNGKeyArray, model_key: PRNGKeyArray, silo: Silo, joint_scale: Any
+    ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
+        """The same from `batch_size` units drawn with replacement; those that were not drawn have a gradient of 0."""
+        data, own, size = silo.data, silo.own.q, self.batch_size
+        assert data.units is not None
+        assert size is not None
+        places = jax.random.randint(row_key, (size,), 0, data.num_rows)
+        parts = (data.batch, data.weight, data.units.batch, data.units.weight)
+        # the barrier keeps XLA from gathering anew wherever a row is used
+        batch, weight, labels, present = jax.lax.optimization_barrier(
+            jax.tree.map(lambda leaf: jnp.asarray(leaf)[places], parts)
+        )
+        some = Data(batch, weight, jnp.asarray(size), Data(labels, present, jnp.asarray(size)))
+        dtype = silo.shared.q.mean.dtype
+        shape = (self.num_draws, self.num_samples, self.model.num_local)
+        assert some.units is not None
+        noise = unit_noise(unit_key, jax.random.wrap_key_data(silo.exchange.key), some.units, shape, dtype)
+        q = jax.tree.map(lambda leaf: leaf[places], own)
+        found = silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, some, model_key, joint_scale)
+        scale = jnp.asarray(data.num_rows, dtype) / size
+        bound, gradient, to_units = jax.tree.map(lambda leaf: scale * leaf, found)
+        spread = jax.tree.map(lambda leaf, some: jnp.zeros_like(leaf).at[places].add(some), own, to_units)
+        return bound, gradient, spread
 
     def exchange(self, seed: Any, version: Any) -> Exchange:
         """The noise of Z_G in one exchange, from the seed and the version alone."""
@@ -165,6 +196,7 @@ def structured_inference(
     num_samples: int | None = None,
     coupled: bool | None = None,
     dense: bool | None = None,
+    widens: bool | None = None,
     local_scale: float = 0.5,
     batch_size: int | None = None,
     dtype: Any = None,
@@ -184,6 +216,8 @@ def structured_inference(
         coupled = has_units and model.num_local * model.num_global <= MANY_COUPLINGS
     if dense is None:
         dense = 1 < model.num_local <= 20
+    if widens is None:
+        widens = coupled and num_samples > 1
     for what, count in (("num_draws", num_draws), ("num_samples", num_samples), ("batch_size", batch_size or 1)):
         if count < 1:
             raise CavityError(f"{what} must be at least 1, not {count}")
@@ -197,6 +231,7 @@ def structured_inference(
         num_samples=num_samples,
         coupled=coupled,
         dense=dense,
+        widens=widens,
         local_scale=float(local_scale),
         batch_size=batch_size,
     )

@@ -165,16 +165,28 @@ class LocalGaussian(eqx.Module):
         log_scale: log sigma_u.
         coupling: C_u, or None for latents that do not look at Z_G.
         below: L_u below its diagonal of ones, or None for a diagonal one.
+        widening: D_u, by which log sigma_u moves with Z_G, or None as in the paper. With it the joint density is no
+            longer Gaussian, but follows a unit whose spread depends on a global scale.
     """
 
     mean: Float[Array, "u d"]
     log_scale: Float[Array, "u d"]
     coupling: Float[Array, "u d g"] | None = None
     below: Float[Array, "u d d"] | None = None
+    widening: Float[Array, "u d g"] | None = None
 
     @classmethod
     def start(
-        cls, num_units: int, num_local: int, num_global: int, *, coupled: bool, dense: bool, scale: Any, dtype: Any
+        cls,
+        num_units: int,
+        num_local: int,
+        num_global: int,
+        *,
+        coupled: bool,
+        dense: bool,
+        widens: bool,
+        scale: Any,
+        dtype: Any,
     ) -> LocalGaussian:
         """Means of zero, one scale for all, and no correlations yet."""
         mean = jnp.zeros((num_units, num_local), dtype)
@@ -183,23 +195,29 @@ class LocalGaussian(eqx.Module):
             log_scale=jnp.full_like(mean, jnp.log(scale)),
             coupling=jnp.zeros((*mean.shape, num_global), dtype) if coupled else None,
             below=jnp.zeros((*mean.shape, num_local), dtype) if dense else None,
+            widening=jnp.zeros((*mean.shape, num_global), dtype) if widens else None,
         )
 
     def centre(self, shift: Float[Array, " g"]) -> Float[Array, "u d"]:
         """mu_u + C_u (Z_G - mu_G), for a shift Z_G - mu_G."""
         return self.mean if self.coupling is None else self.mean + self.coupling @ shift
 
+    def log_spread(self, shift: Float[Array, " g"]) -> Float[Array, "u d"]:
+        """Log sigma_u + D_u (Z_G - mu_G)."""
+        return self.log_scale if self.widening is None else self.log_scale + self.widening @ shift
+
     def draw(self, shift: Float[Array, " g"], noise: Float[Array, "*k u d"]) -> Float[Array, "*k u d"]:
         """The latents of all units for this noise."""
-        return self.centre(shift) + jnp.exp(self.log_scale) * self._correlated(noise)
+        return self.centre(shift) + jnp.exp(self.log_spread(shift)) * self._correlated(noise)
 
     def log_prob(self, z: Float[Array, "*k u d"], shift: Float[Array, " g"]) -> Float[Array, "*k u"]:
         """The log density of each unit's latents."""
-        white = (z - self.centre(shift)) * jnp.exp(-self.log_scale)
+        log_spread = self.log_spread(shift)
+        white = (z - self.centre(shift)) * jnp.exp(-log_spread)
         if self.below is not None:
             root = jnp.broadcast_to(self._unit_root, (*white.shape[:-1], *self._unit_root.shape[-2:]))
             white = solve_triangular(root, white[..., None], lower=True, unit_diagonal=True)[..., 0]
-        return -jnp.sum(0.5 * white**2 + self.log_scale + 0.5 * LOG_2PI, axis=-1)
+        return -jnp.sum(0.5 * white**2 + log_spread + 0.5 * LOG_2PI, axis=-1)
 
     @property
     def _unit_root(self) -> Float[Array, "u d d"]:
@@ -210,15 +228,6 @@ class LocalGaussian(eqx.Module):
         return noise if self.below is None else jnp.einsum("uij,...uj->...ui", self._unit_root, noise)
 
     def recentred(self, shift: Float[Array, " g"]) -> LocalGaussian:
-        """The same density after mu_G moved by `shift`: mu_u + C_u shift."""
-        return eqx.tree_at(lambda q: q.mean, self, self.centre(shift))
-
-    def marginal_moments(self, covariance: Float[Array, "g g"]) -> tuple[Float[Array, "u d"], Float[Array, "u d d"]]:
-        """Mean and covariance of each unit's latents with Z_G integrated out, for q(Z_G) with this covariance."""
-        root = jnp.exp(self.log_scale)[..., None] * (
-            jnp.eye(self.mean.shape[-1], dtype=self.mean.dtype) if self.below is None else self._unit_root
-        )
-        own = root @ jnp.swapaxes(root, -1, -2)
-        if self.coupling is None:
-            return self.mean, own
-        return self.mean, own + jnp.einsum("udg,gh,ueh->ude", self.coupling, covariance, self.coupling)
+        """The same density after mu_G moved by `shift`."""
+        moved = (self.centre(shift), self.log_spread(shift))
+        return eqx.tree_at(lambda q: (q.mean, q.log_scale), self, moved)
