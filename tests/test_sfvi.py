@@ -23,6 +23,7 @@ from cavity.engines import combined
 from cavity.engines.drive import client_half
 from cavity.errors import CavityError, DataError
 from cavity.models.numpyro import numpyro_model
+from cavity.randomness import normal_of
 from cavity.schedules import SampledCount
 from cavity.state import Brief
 
@@ -385,3 +386,19 @@ def model_once():
 def test_dense_family_starts_where_the_model_says():
     q = dense_family(jnp.ones(2), jnp.full(2, 0.1))
     np.testing.assert_allclose(q.root, 0.1 * np.eye(2))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_noise_of_a_number_is_normal_and_its_own(dtype):
+    """Moments and tails of a normal, no correlation between numbers or places, and no look at the neighbours."""
+    key = jax.random.key(3)
+    numbers = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (400, 2), dtype=np.uint64).astype(np.uint32))
+    noise = np.asarray(normal_of(key, numbers, 500, dtype), float)
+    assert noise.shape == (400, 500)
+    for power, expected, spread in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
+        assert abs((noise**power).mean() - expected) < 5 * np.sqrt(spread / noise.size)
+    assert abs(np.corrcoef(noise[0::2].ravel(), noise[1::2].ravel())[0, 1]) < 5 / np.sqrt(noise.size / 2)
+    assert abs(np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]) < 5 / np.sqrt(noise.size)
+    assert 3.5 < np.abs(noise).max() < 7.0
+    np.testing.assert_array_equal(normal_of(key, numbers[7:9], 500, dtype), noise[7:9].astype(dtype))
+    assert not np.array_equal(normal_of(jax.random.key(4), numbers[:1], 5, dtype), noise[:1, :5].astype(dtype))

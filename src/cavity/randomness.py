@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jax.extend.random import threefry_2x32
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 
 def standard_normal(key: PRNGKeyArray, num_rows: int, num_columns: int, dtype: Any) -> Float[Array, "n k"]:
@@ -18,3 +19,20 @@ def standard_normal(key: PRNGKeyArray, num_rows: int, num_columns: int, dtype: A
     half = -(-num_columns // 2)
     draws = jax.random.normal(key, (num_rows, 2, half), dtype)
     return jnp.concatenate([draws[:, 0], draws[:, 1]], axis=1)[:, :num_columns]
+
+
+def normal_of(key: PRNGKeyArray, numbers: UInt32[Array, "u 2"], size: int, dtype: Any) -> Float[Array, "u size"]:
+    """`size` standard normal numbers for each 64-bit number, whoever is beside it.
+
+    The numbers are the counters of one Threefry hash. Folding them into keys would be the same thing in three hashes,
+    and inside a compiled loop on a CPU these took half the time of a small model's step.
+    """
+    counters = numbers[:, 1, None] + jnp.arange(size, dtype=jnp.uint32)
+    first = jnp.broadcast_to(numbers[:, :1], counters.shape)
+    hashed = threefry_2x32(jax.random.key_data(key), jnp.stack([first, counters]))
+    if dtype == jnp.float64:
+        mantissa = (hashed[0].astype(jnp.uint64) << 32 | hashed[1].astype(jnp.uint64)) >> 11
+        uniform = (mantissa.astype(dtype) + 0.5) * 2.0**-53
+    else:
+        uniform = ((hashed[0] >> 9).astype(dtype) + jnp.asarray(0.5, dtype)) * jnp.asarray(2.0**-23, dtype)
+    return jnp.sqrt(2.0).astype(dtype) * jax.lax.erf_inv(2 * uniform - 1)

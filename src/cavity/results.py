@@ -85,19 +85,23 @@ class Fit:
         self._needs_clients("look into a silo")
         if isinstance(self.clients, ClientSource) or name not in (self.clients or {}):
             raise CavityError(f"there is no silo {name!r}; there are {', '.join(self.server.names)}")
-        state = (self.client_states or {})[name]
-        kept = ledger.settled_local(state, self.server.clients[name].settled.sequence)
-        data = (self.clients or {})[name]
-        centre = kept.centre if hasattr(kept, "centre") else self.posterior.q.mean
         return silos.SiloPosterior(
             name=name,
             model=self.algorithm.model,
             shared=self.posterior,
-            q=jax.tree.map(jax.numpy.asarray, kept.q).recentred(self.posterior.q.mean - centre),
-            data=data,
+            q=self._local_q(name),
+            data=(self.clients or {})[name],
             labels=self.labels.get(name),
             num_samples=self.algorithm.structured.num_samples,
         )
+
+    def _local_q(self, name: str) -> Any:
+        """q(Z_L | Z_G) of a silo after its last accepted reply, centred at the server's mean of Z_G."""
+        state = (self.client_states or {})[name]
+        kept = ledger.settled_local(state, self.server.clients[name].settled.sequence)
+        with jax.enable_x64(True):
+            q, mean = jax.tree.map(jax.numpy.asarray, (kept.q, self.posterior.q.mean))
+            return q.recentred(mean - kept.centre) if hasattr(kept, "centre") else q
 
     def hand_over(self, algorithm: Any) -> Fit:
         """The same posteriors, for another method of the same model to go on with: SFVI-Avg first, then SFVI.
@@ -107,13 +111,9 @@ class Fit:
         if not (self._latent and isinstance(algorithm.model, LatentModel)):
             raise CavityError("a fit is handed over between SFVI and SFVI-Avg")
         states = {}
-        for name, state in (self.client_states or {}).items():
-            record = self.server.clients[name]
-            kept = ledger.settled_local(state, record.settled.sequence)
-            centre = kept.centre if hasattr(kept, "centre") else self.posterior.q.mean
-            q = jax.tree.map(jax.numpy.asarray, kept.q).recentred(self.posterior.q.mean - centre)
-            local = jax.tree.map(np.asarray, algorithm.adopt(q, self.posterior.q.mean))
-            states[name] = ClientState(local=local, settled=record.settled.sequence)
+        for name in self.client_states or {}:
+            local = jax.tree.map(np.asarray, algorithm.adopt(self._local_q(name), self.posterior.q.mean))
+            states[name] = ClientState(local=local, settled=self.server.clients[name].settled.sequence)
         method = algorithm.initial_method(len(self.server.clients))
         server = replace(self.server, method=method, prior=ledger.to_host(algorithm.prior))
         return replace(self, algorithm=algorithm, server=server, client_states=states)
@@ -160,7 +160,7 @@ class Fit:
         *,
         observers: Sequence[Observer] = (),
         metrics: Mapping[str, Callable[[Any], float]] | None = None,
-        rounds_per_block: int = 1,
+        rounds_per_block: int | None = None,
         chunk: int = 256,
         progress: bool | Watcher = False,
     ) -> Fit:
@@ -171,7 +171,7 @@ class Fit:
             Stopping(done + rounds, tolerance, at_least=done + 1),
             observers=observers,
             metrics=metrics,
-            rounds_per_block=rounds_per_block,
+            rounds_per_block=self.algorithm.planned_block if rounds_per_block is None else rounds_per_block,
             chunk=chunk,
             progress=progress,
         )
@@ -269,7 +269,7 @@ def run(
     clients: Mapping[str, PyTree] | ClientSource,
     *,
     schedule: Schedule | None = None,
-    rounds: int = 100,
+    rounds: int | None = None,
     tolerance: float = 1e-6,
     seed: int = 0,
     held_by_clients: bool = False,
@@ -277,7 +277,7 @@ def run(
     observers: Sequence[Observer] = (),
     directory: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = 5.0,
-    rounds_per_block: int = 1,
+    rounds_per_block: int | None = None,
     visit_seconds: Mapping[str, float] | None = None,
     chunk: int = 256,
     progress: bool | Watcher = False,
@@ -289,7 +289,7 @@ def run(
         clients: name -> data; for a regression a pair (x, y) or a dict with both. Clients too many to hold come from a
             `ClientSource`.
         schedule: who works when; None is everybody at once.
-        rounds: at the latest after so many rounds.
+        rounds: at the latest after so many rounds; None takes as many as the method plans, 100 for most.
         tolerance: or when no client's data pull the posterior by more than this, KL(tilted : posterior) in nats.
         seed: of all randomness.
         held_by_clients: let each client keep its own factor, and the server only their product.
@@ -298,7 +298,7 @@ def run(
         directory: where to keep checkpoints; `cavity.resume` goes on from there.
         checkpoint_seconds: how much work an interruption may cost; 0 writes one after every round.
         rounds_per_block: run so many synchronous rounds as one program where that is possible (in double precision);
-            metrics, the stopping rule, observers and checkpoints then come once per block.
+            metrics, the stopping rule, observers and checkpoints then come once per block. None is 1 for most methods.
         visit_seconds: virtual seconds that each client takes per visit, to try out an `Asynchronous` schedule; the
             history then has the virtual time.
         chunk: how many clients of a source are held at a time.
@@ -307,21 +307,23 @@ def run(
     Returns:
         The fit.
     """
+    at_most: int = algorithm.planned_rounds if rounds is None else rounds
+    block: int = algorithm.planned_block if rounds_per_block is None else rounds_per_block
     data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
     names = running.names_of(data)
-    running.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=rounds_per_block, chunk=chunk)
+    running.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=block, chunk=chunk)
     running.check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
     server = federation.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
     fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=unit_labels(algorithm.model, clients))
     return running.go_on(
         fit,
-        Stopping(rounds, tolerance),
+        Stopping(at_most, tolerance),
         metrics=metrics,
         observers=observers,
         directory=directory,
         checkpoint_seconds=checkpoint_seconds,
-        rounds_per_block=rounds_per_block,
+        rounds_per_block=block,
         visit_seconds=visit_seconds,
         chunk=chunk,
         progress=progress,
@@ -334,12 +336,12 @@ def resume(
     *,
     algorithm: Any = None,
     schedule: Schedule | None = None,
-    rounds: int = 100,
+    rounds: int | None = None,
     tolerance: float = 1e-6,
     metrics: Mapping[str, Callable[[Any], float]] | None = None,
     observers: Sequence[Observer] = (),
     checkpoint_seconds: float = 5.0,
-    rounds_per_block: int = 1,
+    rounds_per_block: int | None = None,
     chunk: int = 256,
     progress: bool | Watcher = False,
 ) -> Fit:
@@ -350,7 +352,7 @@ def resume(
         clients: the same data as before.
         algorithm: needed again where it holds functions of the user's or parts from outside Cavity.
         schedule: needed again where it comes from outside Cavity.
-        rounds: in all, those before the interruption included.
+        rounds: in all, those before the interruption included; None as in `run`.
         tolerance: as in `run`.
         metrics: as in `run`.
         observers: as in `run`.
@@ -368,12 +370,12 @@ def resume(
         )
     return running.go_on(
         fit,
-        Stopping(rounds, tolerance),
+        Stopping(fit.algorithm.planned_rounds if rounds is None else rounds, tolerance),
         metrics=metrics,
         observers=observers,
         directory=directory,
         checkpoint_seconds=checkpoint_seconds,
-        rounds_per_block=rounds_per_block,
+        rounds_per_block=fit.algorithm.planned_block if rounds_per_block is None else rounds_per_block,
         chunk=chunk,
         progress=progress,
     )

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.distributions.structured import GlobalGaussian, LocalGaussian
 from cavity.interfaces import Data, LatentModel
+from cavity.randomness import normal_of
 
 
 class Globals(eqx.Module):
@@ -122,13 +123,10 @@ def unit_noise(key: PRNGKeyArray, exchange: Any, units: Data, shape: tuple[int, 
     labels are known by their silo's key and their place.
     """
     num_draws, num_samples, num_local = shape
+    count, size = len(units.weight), num_draws * num_samples * num_local
     if units.batch is None:
-        keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(jnp.arange(len(units.weight)))
+        numbers = jnp.stack([jnp.arange(count, dtype=jnp.uint32), jnp.zeros(count, jnp.uint32)], axis=1)
+        flat = normal_of(key, numbers, size, dtype)
     else:
-
-        def labelled(number: Array) -> PRNGKeyArray:
-            return jax.random.fold_in(jax.random.fold_in(exchange, number[0]), number[1])
-
-        keys = jax.vmap(labelled)(units.batch)
-    draw = jax.vmap(lambda key: jax.random.normal(key, (num_draws, num_samples, num_local), dtype), out_axes=2)
-    return draw(keys)
+        flat = normal_of(exchange, jnp.asarray(units.batch), size, dtype)
+    return jnp.moveaxis(flat.reshape(count, num_draws, num_samples, num_local), 0, 2)

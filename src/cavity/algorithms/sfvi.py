@@ -210,8 +210,9 @@ def structured_inference(
     if family is None:
         family = mean_field if model.num_global >= MANY_GLOBALS else dense_family
     has_units = model.num_local > 0
+    sees_all_rows = batch_size is None and not getattr(model, "draws_rows", False)
     if num_samples is None:
-        num_samples = SAMPLES if 0 < model.num_local <= SMALL_UNIT and batch_size is None else 1
+        num_samples = SAMPLES if 0 < model.num_local <= SMALL_UNIT and sees_all_rows else 1
     if coupled is None:
         coupled = has_units and model.num_local * model.num_global <= MANY_COUPLINGS
     if dense is None:
@@ -221,8 +222,11 @@ def structured_inference(
     for what, count in (("num_draws", num_draws), ("num_samples", num_samples), ("batch_size", batch_size or 1)):
         if count < 1:
             raise CavityError(f"{what} must be at least 1, not {count}")
-    if batch_size is not None and num_samples > 1:
-        raise CavityError("importance samples need all rows of a unit; use either `batch_size` or `num_samples`")
+    if num_samples > 1 and not sees_all_rows:
+        raise CavityError(
+            "importance samples need all rows of a unit: the log of an estimate is biased; leave out `num_samples`, or "
+            "both `batch_size` and plates that draw rows"
+        )
     theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), model.theta)
     return StructuredInference(
         model=model,
@@ -254,12 +258,14 @@ class SFVI(CombiningAlgorithm):
         model: such as `numpyro_model(...)`.
         structured: family and estimator.
         ascent: the server's optimiser, and that of each silo on its own latents.
+        num_steps: exchanges in all.
     """
 
     model: LatentModel
     structured: StructuredInference
     ascent: Ascent
     solver: Solver
+    num_steps: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -280,10 +286,15 @@ class SFVI(CombiningAlgorithm):
         self.structured = structured_inference(model, **options)
         self.ascent = Ascent(optimiser, step_size, num_steps if decay else None)
         self.solver = OneGradient(self.structured)
+        self.num_steps = num_steps
 
     @property
     def prior(self) -> Globals:
         return self.structured.start
+
+    @property
+    def planned_rounds(self) -> int:
+        return self.num_steps
 
     @property
     def num_samples(self) -> int:

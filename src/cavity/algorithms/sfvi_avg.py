@@ -129,12 +129,14 @@ class SFVIAvg(CombiningAlgorithm):
         structured: family and estimator.
         solver: the silo's ascent.
         local_steps: m.
+        num_rounds: how many are planned.
     """
 
     model: LatentModel
     structured: StructuredInference
     solver: Solver
     local_steps: Int[Array, ""]
+    num_rounds: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -173,13 +175,17 @@ class SFVIAvg(CombiningAlgorithm):
         self.structured = structured_inference(model, **options)
         if not isinstance(self.structured.start.q, (MeanFieldGlobal, DenseGlobal)):
             raise CavityError("SFVI-Avg averages dense and mean-field families; a barycentre would leave any other")
-        self.local_steps = as_count(local_steps)
+        self.local_steps, self.num_rounds = as_count(local_steps), num_rounds
         ascent = Ascent(optimiser, step_size, num_rounds * local_steps if decay else None)
         self.solver = LocalAscent(self.structured, ascent, local_steps, total, as_printed)
 
     @property
     def prior(self) -> Globals:
         return self.structured.start
+
+    @property
+    def planned_rounds(self) -> int:
+        return self.num_rounds
 
     def initial_local(self, data: Data) -> Kept:
         kept = Kept(self.structured.initial_q(data), self.prior.q.mean)

@@ -20,6 +20,10 @@ REPRODUCE = {
     "fedgvi-covertype": "cavity.experiments.fedgvi_covertype:fedgvi_covertype",
     "fedgvi-heart": "cavity.experiments.fedgvi_heart:fedgvi_heart",
     "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
+    "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",
+    "sfvi-radon": "cavity.experiments.sfvi_radon:sfvi_radon",
+    "sfvi-bnn": "cavity.experiments.sfvi_bnn:sfvi_bnn",
+    "sfvi-topics": "cavity.experiments.sfvi_topics:sfvi_topics",
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",

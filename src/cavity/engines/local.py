@@ -141,7 +141,7 @@ class LocalEngine(Engine):
         self, algorithm: CombiningAlgorithm, server: ServerState, num_rounds: int
     ) -> tuple[ServerState, BlockRounds] | None:
         """A block of rounds of a method that combines replies; what the clients keep goes with it."""
-        if self._seconds or not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        if self._seconds:
             return None
         groups = [bucket.names for bucket in self._buckets]
         records = server.clients

@@ -17,40 +17,41 @@ from numpyro.infer import MCMC, NUTS
 from cavity.errors import CavityError
 
 Columns = dict[str, np.ndarray]
+sample: Any = numpyro.sample  # its type would be that of any number or array
 
 
 def wheezing(smoke: Any, age: Any, wheeze: Any = None) -> None:
     """Logistic regression with an intercept per child, four years each (SFVI, S3.1)."""
-    beta = numpyro.sample("beta", dist.Normal(0, 10).expand([4]).to_event(1))
-    omega = numpyro.sample("omega", dist.Normal(0, 10))
+    beta = sample("beta", dist.Normal(0, 10).expand([4]).to_event(1))
+    omega = sample("omega", dist.Normal(0, 10))
     with numpyro.plate("children", len(smoke)):
-        b = numpyro.sample("b", dist.Normal(0, jnp.exp(-omega)))
+        b = sample("b", dist.Normal(0, jnp.exp(-omega)))
         smokes = smoke[:, None]
         logits = beta[0] + beta[1] * smokes + beta[2] * age + beta[3] * smokes * age + b[:, None]
-        numpyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=wheeze)
+        sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=wheeze)
 
 
 def radon_levels(county: Any, floor: Any, num_counties: int, log_radon: Any = None) -> None:
     """An intercept per county, partially pooled."""
-    mu = numpyro.sample("mu", dist.Normal(0, 5))
-    slope = numpyro.sample("slope", dist.Normal(0, 5))
-    between = numpyro.sample("between", dist.HalfNormal(2))
-    within = numpyro.sample("within", dist.HalfNormal(2))
+    mu = sample("mu", dist.Normal(0, 5))
+    slope = sample("slope", dist.Normal(0, 5))
+    between = sample("between", dist.HalfNormal(2))
+    within = sample("within", dist.HalfNormal(2))
     with numpyro.plate("counties", num_counties):
-        level = numpyro.sample("level", dist.Normal(mu, between))
+        level = sample("level", dist.Normal(mu, between))
     with numpyro.plate("houses", len(floor)):
-        numpyro.sample("y", dist.Normal(level[county] + slope * floor, within), obs=log_radon)
+        sample("y", dist.Normal(level[county] + slope * floor, within), obs=log_radon)
 
 
 def contraceptive_use(district: Any, x: Any, num_districts: int, use: Any = None) -> None:
     """Logistic regression with an intercept per district."""
-    intercept = numpyro.sample("intercept", dist.Normal(0, 5))
-    beta = numpyro.sample("beta", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
-    between = numpyro.sample("between", dist.HalfNormal(1))
+    intercept = sample("intercept", dist.Normal(0, 5))
+    beta = sample("beta", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    between = sample("between", dist.HalfNormal(1))
     with numpyro.plate("districts", num_districts):
-        level = numpyro.sample("level", dist.Normal(0, between))
+        level = sample("level", dist.Normal(0, between))
     with numpyro.plate("women", len(x)):
-        numpyro.sample("y", dist.Bernoulli(logits=intercept + x @ beta + level[district]), obs=use)
+        sample("y", dist.Bernoulli(logits=intercept + x @ beta + level[district]), obs=use)
 
 
 def by_nuts(
@@ -59,6 +60,7 @@ def by_nuts(
     *,
     num_draws: int,
     seed: int,
+    num_warmup: int = 1000,
     chains: int = 4,
     free_of: tuple[str, ...] = (),
 ) -> tuple[dict[str, np.ndarray], float, float]:
@@ -75,7 +77,7 @@ def by_nuts(
         kernel = NUTS(reparameterised, target_accept_prob=0.9)
         sampler = MCMC(
             kernel,
-            num_warmup=1000,
+            num_warmup=num_warmup,
             num_samples=num_draws,
             num_chains=chains,
             chain_method="vectorized",

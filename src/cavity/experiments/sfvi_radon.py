@@ -22,6 +22,7 @@ from cavity.experiments.runner import Journal, Size
 from cavity.models import logistic_regression, numpyro_model
 from cavity.results import run
 
+sample: Any = numpyro.sample
 NUM_SILOS, NUM_STEPS, STEP_SIZE, BLOCK = 8, 10_000, 0.02, 1000
 
 
@@ -59,8 +60,10 @@ def study(
     labels, places = np.unique(columns[unit], return_inverse=True)
     pooled = columns | {unit: places, num_units: len(labels)}
     began = time.perf_counter()
-    draws = 100 if quick else 2500
-    reference, r_hat, ess = mixed.by_nuts(function, pooled, num_draws=draws, seed=seed, free_of=("level",))
+    draws, warmup = (100, 200) if quick else (2500, 1000)
+    reference, r_hat, ess = mixed.by_nuts(
+        function, pooled, num_draws=draws, num_warmup=warmup, seed=seed, free_of=("level",)
+    )
     journal.row("nuts", study=name, r_hat=r_hat, ess=ess, seconds=time.perf_counter() - began)
     home = np.random.default_rng(seed).permutation(np.arange(len(labels)) % NUM_SILOS)[places]
     silos = {f"silo {j + 1}": {key: column[home == j] for key, column in columns.items()} for j in range(NUM_SILOS)}
@@ -82,12 +85,12 @@ def study(
 
 def pancreatitis(x: Any, y: Any = None) -> None:
     """A logistic regression with an intercept per hospital, around a common one."""
-    mu = numpyro.sample("mu", dist.Normal(0, trial.PRIOR_SCALE))
-    beta = numpyro.sample("beta", dist.Normal(0, trial.PRIOR_SCALE).expand([x.shape[1]]).to_event(1))
-    between = numpyro.sample("between", dist.HalfNormal(1))
-    level = numpyro.sample("level", dist.Normal(0, 1))
+    mu = sample("mu", dist.Normal(0, trial.PRIOR_SCALE))
+    beta = sample("beta", dist.Normal(0, trial.PRIOR_SCALE).expand([x.shape[1]]).to_event(1))
+    between = sample("between", dist.HalfNormal(1))
+    level = sample("level", dist.Normal(0, 1))
     with numpyro.plate("patients", len(x)):
-        numpyro.sample("y", dist.Bernoulli(logits=mu + between * level + x @ beta), obs=y)
+        sample("y", dist.Bernoulli(logits=mu + between * level + x @ beta), obs=y)
 
 
 def hospitals(journal: Journal, num_steps: int, seed: int) -> None:

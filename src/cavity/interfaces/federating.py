@@ -87,6 +87,16 @@ class Algorithm(eqx.Module):
         """The global bound at the posterior that the last round's clients answered, in nats; NaN if not known."""
         return float("nan")
 
+    @property
+    def planned_rounds(self) -> int:
+        """After how many rounds a run ends at the latest, if its user does not say."""
+        return 100
+
+    @property
+    def planned_block(self) -> int:
+        """How many rounds are run as one program, if the user does not say."""
+        return 1
+
     def resized(self, local: PyTree, num_units: int) -> PyTree:
         """A client's local state for so many units, those at the end being padding."""
         return local
@@ -125,6 +135,10 @@ class CombiningAlgorithm(Algorithm):
     """
 
     absorbs_together: ClassVar[bool] = True
+
+    @property
+    def planned_block(self) -> int:
+        return max(1, min(1000, self.planned_rounds // 10))
 
     @abc.abstractmethod
     def exchange(self, seed: Any, version: Any) -> PyTree:

@@ -58,6 +58,18 @@ class LatentModel(eqx.Module):
         is for models that draw rows themselves.
         """
 
+    @property
+    def independent_rows(self) -> bool:
+        """Whether every row is a unit of its own and has no other latents: then a batch is rows with their latents."""
+        return False
+
+    def encode(self, theta: PyTree, data: Data) -> tuple[Float[Array, "u l"], Float[Array, "u l"]] | None:
+        """Mean and log scale of each unit's q(Z_u), by an inference network in theta (amortised inference).
+
+        None where every unit has numbers of its own, which stay at its silo.
+        """
+        return None
+
     @abc.abstractmethod
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> PyTree:
         """The global latents and learned parameters in the terms of the model's author."""

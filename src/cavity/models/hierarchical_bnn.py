@@ -23,7 +23,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
 
 from cavity.checks import numeric_vector
 from cavity.distributions.structured import GlobalGaussian, LocalGaussian
@@ -210,7 +210,7 @@ def predict_silo(
 
 
 @eqx.filter_jit
-def _predict(model: SiloNetwork, q: GlobalGaussian, own: LocalGaussian, x: Array, keys: PRNGKeyArray) -> Array:
+def _predict(model: SiloNetwork, q: GlobalGaussian, own: LocalGaussian, x: Array, keys: Key[Array, " s"]) -> Array:
     def one(total: Array, key: PRNGKeyArray) -> tuple[Array, None]:
         global_key, local_key = jax.random.split(key)
         z_global = q.draw(jax.random.normal(global_key, (q.noise_size,), jnp.float32))

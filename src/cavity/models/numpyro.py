@@ -70,6 +70,7 @@ class NumpyroModel(LatentModel):
         unit: the column that says which unit a row belongs to.
         num_units: the argument that takes the number of units.
         missing: columns that may hold NaN, which the model masks itself.
+        draws_rows: whether one of its plates draws rows.
     """
 
     function: Callable[..., Any] = eqx.field(static=True)
@@ -82,6 +83,7 @@ class NumpyroModel(LatentModel):
     unit: str | None = eqx.field(static=True)
     num_units: str | None = eqx.field(static=True)
     missing: tuple[str, ...] = eqx.field(static=True)
+    draws_rows: bool = eqx.field(static=True)
 
     @property
     def num_global(self) -> int:
@@ -254,7 +256,8 @@ def numpyro_model(
     Args:
         function: an ordinary model, called with a silo's columns as keywords. Bind anything else beforehand, with
             `functools.partial`.
-        example: data such as a silo has, a dict of arrays or a table with a few rows; only the columns matter.
+        example: data such as a silo has, a dict of arrays or a table with a few rows; the model is checked with it, and
+            keeps only its names, kinds and shapes.
         unit: the column that names the unit (county, patient) of each row. Where the function takes it as an argument,
             it gets the units of a silo numbered 0, 1, ...; where it does not, every row is a unit.
         num_units: the argument through which the function wants to know a silo's number of units.
@@ -263,8 +266,8 @@ def numpyro_model(
         start: unconstrained values from which sites start, where the median of the prior is no good start.
 
     Raises:
-        CavityError: naming the site that cannot be carried: a discrete latent, an observation that is not one per row,
-            a local site that a global one depends on, a prior that looks at the data.
+        CavityError: naming the site that cannot be carried: a discrete latent, an observation that is not one per row
+            or depends on other rows, a local site that a global one depends on, a prior that looks at the data.
     """
     columns = example_columns(example, function, unit, num_units)
     if unknown := [name for name in missing if name not in columns]:
@@ -305,6 +308,7 @@ def numpyro_model(
         )
     if not row_axes:
         raise CavityError("the model observes nothing; give an observed site `obs=` a column of the data")
+    drawn = [name for name, _ in row_axes if any(drawing(traces["twice the rows"][name], traces["twice the rows"]))]
     model = NumpyroModel(
         function=function,
         example={name: np.zeros_like(column) for name, column in columns.items()},  # nobody's data travel with it
@@ -316,9 +320,9 @@ def numpyro_model(
         unit=unit,
         num_units=num_units,
         missing=tuple(missing),
+        draws_rows=bool(drawn),
     )
     _check_directions(model, columns)
-    drawn = [name for name, _ in row_axes if any(drawing(traces["twice the rows"][name], traces["twice the rows"]))]
     _check_alone(model, columns, drawn)
     return model
 
@@ -397,13 +401,14 @@ def _start(
 
 def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) -> None:
     """Global priors may depend on neither local sites nor data: the server has neither."""
-    values = _cut(model.latents, model.begin[0])
+    names = [latent.name for latent in model.latents]
 
     @partial(jax.jit, static_argnums=1)
     def priors(columns: Mapping[str, Any], num_units: int, key: PRNGKeyArray) -> list[Array]:
+        values = _cut(model.latents, model.begin[0])
         sites, log_dets = run_model(model.function, model._arguments(columns, num_units), values, model.theta, key)
-        log_probs = {name: jnp.sum(site_log_prob(sites[name])) + jnp.sum(log_dets[name]) for name in values}
-        return [jnp.append(sites[name]["value"], log_probs[name]) for name in values]
+        log_probs = {name: jnp.sum(site_log_prob(sites[name])) + jnp.sum(log_dets[name]) for name in names}
+        return [jnp.append(sites[name]["value"], log_probs[name]) for name in names]
 
     def moved(name: str, column: np.ndarray) -> np.ndarray:
         if name == model.unit:
@@ -412,13 +417,15 @@ def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) ->
 
     key, other = jax.random.split(jax.random.key(1))
     more = {name: np.concatenate([column, moved(name, column)]) for name, column in columns.items()}
-    checks = zip(values, priors(columns, 1, key), priors(columns, 1, other), priors(more, 2, key), strict=True)
+    checks = zip(names, priors(columns, 1, key), priors(columns, 1, other), priors(more, 2, key), strict=True)
     for name, here, by_local, by_data in checks:
-        if not np.array_equal(here, by_local, equal_nan=True):
+        rounding = 16 * float(jnp.finfo(here.dtype).eps)
+        same = partial(np.allclose, here, rtol=rounding, atol=rounding, equal_nan=True)
+        if not same(by_local):
             raise CavityError(
                 f"the global site {name!r} depends on a local one; local latents may depend on global ones only"
             )
-        if not np.array_equal(here, by_data, equal_nan=True):
+        if not same(by_data):
             raise CavityError(
                 f"the prior of the global site {name!r} depends on the data (their values, or their number), which no "
                 "server has"
@@ -429,19 +436,26 @@ def _check_alone(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: 
     """Rows and units of weight 0 must not change what the model says of the others; `drawn` sites are left out."""
     num_rows = len(next(iter(columns.values())))
     num_units = num_rows if model.rows_are_units else count_units(columns, model.unit)
-    key = jax.random.key(2)
-    z_local = jax.random.normal(key, (2 * num_units, model.num_local), model.begin[0].dtype)
+    key, rng = jax.random.key(2), np.random.default_rng(2)
+    z_local = rng.normal(size=(2 * num_units, model.num_local)).astype(model.begin[0].dtype)
     more = {name: np.concatenate([column, np.repeat(column[:1], num_rows, axis=0)]) for name, column in columns.items()}
     padded = Data(more, np.repeat([1.0, 0.0], num_rows), np.asarray(num_rows))
     alone = Data(dict(columns), np.ones(num_rows), np.asarray(num_rows))
     has_units = any(latent.unit_axis is not None for latent in model.locals_)
     terms = eqx.filter_jit(model.terms)
-    here = terms(model.theta, model.begin[0], z_local[:num_units], alone, key)
-    there = terms(model.theta, model.begin[0], z_local if has_units else z_local[:num_units], padded, key)
-    for name in here:
-        same = np.allclose(here[name], there[name][:num_units], rtol=1e-3, atol=1e-3, equal_nan=True)
-        if not same and name not in drawn:
+    few, many = (jnp.asarray(z) for z in (z_local[:num_units], z_local if has_units else z_local[:num_units]))
+    here = terms(model.theta, model.begin[0], few, alone, key)
+    there = terms(model.theta, model.begin[0], many, padded, key)
+    for name in [name for name in here if name not in drawn]:
+        one, (other, beyond) = np.asarray(here[name]), np.split(np.asarray(there[name]), [num_units])
+        both = np.isfinite(one) & np.isfinite(other)  # the start may be impossible for the example
+        if not np.allclose(one[both], other[both], rtol=1e-3, atol=1e-3):
             raise CavityError(
                 f"what the site {name!r} says of a row or unit depends on the others at its silo (a mean over rows, "
                 "their number, other units' latents); compute what is needed beforehand, as a column"
+            )
+        if both.all() and not np.isfinite(beyond).all():
+            raise CavityError(
+                f"the site {name!r} is not finite for a unit without rows, with which silos are padded; let the model "
+                "give such a unit some number, as 0"
             )
