@@ -100,6 +100,7 @@ def _one_draw(
 
     def log_weights(theta: PyTree, z_global: Array, z_local: Array) -> Float[Array, "k u"]:
         joint = jax.vmap(lambda z: model.log_joint(theta, z_global, z, data, key))(z_local)
+        joint = joint.astype(z_global.dtype)  # a model in double precision beside latents in single
         joint = joint if joint_scale is None else joint_scale * joint
         return joint - fixed.log_prob(z_local, z_global - centre)
 

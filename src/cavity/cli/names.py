@@ -22,6 +22,7 @@ REPRODUCE = {
     "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
     "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",
     "sfvi-radon": "cavity.experiments.sfvi_radon:sfvi_radon",
+    "sfvi-softmax": "cavity.experiments.sfvi_softmax:sfvi_softmax",
     "sfvi-bnn": "cavity.experiments.sfvi_bnn:sfvi_bnn",
     "sfvi-topics": "cavity.experiments.sfvi_topics:sfvi_topics",
 }

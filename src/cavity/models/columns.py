@@ -43,7 +43,8 @@ def example_columns(
             array = np.unique(array, return_inverse=True)[1]
         if array.dtype.kind not in "biuf":
             raise CavityError(f"the column {name!r} of the example holds no numbers")
-        columns[name] = array.astype({"b": bool, "f": float}.get(array.dtype.kind, np.int32))
+        single = array.dtype == np.float32  # large columns of a network stay as small as they are
+        columns[name] = array.astype({"b": bool, "f": np.float32 if single else float}.get(array.dtype.kind, np.int32))
     lengths = {name: np.shape(column)[:1] for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or set(lengths.values()) & {(), (0,)}:
         raise CavityError(f"the columns of the example need as many rows, at least one; they have {lengths}")
@@ -89,7 +90,7 @@ def _column(name: str, values: Any, like: np.ndarray, *, may_be_missing: bool) -
             "let the model mask them and name the column in `missing`"
         )
     if like.dtype.kind == "f":
-        return array
+        return array.astype(like.dtype)
     if like.dtype.kind == "b":
         allowed, what = np.isin(array, (0, 1)), "0 or 1"
     else:

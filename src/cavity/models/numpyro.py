@@ -134,7 +134,7 @@ class NumpyroModel(LatentModel):
     ) -> dict[str, Float[Array, " u"]]:
         """What each local or observed site contributes to `log_joint`."""
         num_units = z_local.shape[0]
-        weight = jnp.asarray(data.weight)
+        weight = jnp.asarray(data.weight, z_global.dtype)
         if self.rows_are_units and len(weight) != num_units:
             raise CavityError(
                 f"every row is a unit of this model, but there are {len(weight)} rows and {num_units} units; rows "
