@@ -20,7 +20,7 @@ test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-slow: install
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -389,7 +389,12 @@ def density(name: str, num_silos: int) -> float:
     return float(jax.jit(pool.log_density)(pool.theta, pool.values))
 
 
-@pytest.mark.parametrize("name", CASES)
+SOME = {"plain", "slopes", "grids", "silo's own"}  # the others take a minute together
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_the_parts_sum_to_the_density_of_numpyro(name):
     parts = {}
     for num_silos in (1, 3):
@@ -515,6 +520,7 @@ def drawn_but_not_latents(x, y, size=5):
         sample("y", dist.Normal(own[rows] * x[rows], 1.0), obs=y[rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["units", "items", "rows"])
 def test_drawn_rows_are_right_on_average(name):
     function, whole, names, options = {

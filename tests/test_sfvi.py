@@ -132,6 +132,7 @@ def test_at_the_exact_posterior_every_gradient_vanishes_and_the_bound_is_the_evi
     assert float(jnp.abs(silo[1].q.mean).max()) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_gradients_are_those_of_the_expected_bound(num_samples):
     """Away from the optimum, against plain reparameterised gradients of the bound: equal on average."""
@@ -195,6 +196,7 @@ def test_reaches_the_exact_posterior():
         np.testing.assert_allclose(own.log_scale, local.log_scale[np.array(mine)], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_how_units_are_shared_out_does_not_matter():
     """What the paper remarks, for 500 steps with several importance samples."""
     data = rows() | {"y": np.abs(np.round(rows()["y"])).astype(int)}
@@ -216,6 +218,7 @@ def test_how_units_are_shared_out_does_not_matter():
         np.testing.assert_allclose(tracks[num_silos], tracks[1], atol=1e-8, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_block_is_the_same_as_single_exchanges():
     algorithm = SFVI(model_once(), num_steps=40, num_samples=2)
     single, block = (
@@ -237,6 +240,7 @@ def test_a_block_is_the_same_as_single_exchanges():
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     algorithm = SFVI(model_once(), num_steps=40, num_samples=2)
     whole = cavity.run(algorithm, silos(2), rounds=20, tolerance=0.0)
@@ -246,6 +250,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_some_silos_at_a_time_are_scaled_for():
     """Over all halves of the silos, the sum divided by the share is on average that of all of them."""
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, optimiser=optax.sgd, decay=False)
@@ -368,6 +373,7 @@ def test_what_cannot_be_run_is_refused():
         SFVI(model_of(), num_draws=0)
 
 
+@pytest.mark.slow
 def test_one_program_for_a_sweep_over_step_sizes():
     data = silos(2)
     for step_size in (0.01, 0.02, 0.03):

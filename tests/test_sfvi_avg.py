@@ -24,6 +24,7 @@ def averaged(num_silos, rounds=4, **options):
     return cavity.run(algorithm, silos(num_silos), rounds=rounds, tolerance=0.0)
 
 
+@pytest.mark.slow
 def test_one_silo_is_plain_variational_inference():
     fit = averaged(1)
     q, local = exact_family()
@@ -33,6 +34,7 @@ def test_one_silo_is_plain_variational_inference():
     np.testing.assert_allclose(own.log_scale, local.log_scale, atol=0.05)
 
 
+@pytest.mark.slow
 def test_scaling_both_densities_keeps_local_posteriors_as_wide_as_they_are():
     """With 7 silos the printed form makes them about 1 / sqrt(7) as wide (the posterior's power of seven)."""
     right, printed = averaged(7), averaged(7, as_printed=True)

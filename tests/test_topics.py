@@ -62,6 +62,7 @@ def test_padding_does_not_matter():
     np.testing.assert_allclose(padded[:6], alone, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amortised", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
@@ -120,6 +121,7 @@ def test_the_gradient_of_the_inference_network_is_that_of_the_bound():
     assert np.abs(jax.flatten_util.ravel_pytree(gradient.theta["encoder"])[0]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amortised", [False, True])
 def test_batches_of_documents_are_right_on_average(amortised):
     """Gradients from two of three documents, against those from all three, over draws of documents and of noise."""
