@@ -2,7 +2,7 @@
 
 Silos are of equal size, and nine tenths of a silo are one digit, in its training part and in its test part alike; the
 other nine digits share the rest evenly. Equal sizes with even shares leave over what the rarest digit has too little
-of: with ten silos 5,418 of 6,000 training images per silo are used.
+of: with ten silos 5,400 of 6,000 training images per silo are used, and 810 of 1,000 test images.
 
 Hierarchical and FedPop networks are fitted by SFVI and by SFVI-Avg. Beside them stand, with the FedPop network, silos
 alone and all images pooled at one silo, for as many steps as SFVI takes. A network is scored on each silo's own test
