@@ -26,6 +26,7 @@ from cavity.models.numpyro import numpyro_model
 from cavity.randomness import normal_of
 from cavity.schedules import SampledCount
 from cavity.state import Brief
+from tests.contracts.faults import check_survives_faults
 
 NOISE, SPREAD, WIDE = 0.7, 0.5, 3.0
 
@@ -408,3 +409,23 @@ def test_noise_of_a_number_is_normal_and_its_own(dtype):
     assert 3.5 < np.abs(noise).max() < 7.0
     np.testing.assert_array_equal(normal_of(key, numbers[7:9], 500, dtype), noise[7:9].astype(dtype))
     assert not np.array_equal(normal_of(jax.random.key(4), numbers[:1], 5, dtype), noise[:1, :5].astype(dtype))
+
+
+def pair(group, y, num_groups):
+    """One global mean, and one per group: small enough for plain descent to come to rest."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", num_groups):
+        own = numpyro.sample("own", dist.Normal(level, 1.0))
+    numpyro.sample("y", dist.Normal(own[group], 1.0), obs=y)
+
+
+@pytest.mark.slow
+def test_faults():
+    """Lost, late and repeated messages and crashes: each accepted reply counts once, and no local step twice."""
+    data = {f"silo{j}": {"group": np.array([f"g{j}"] * 2), "y": np.array([0.3 * j, 0.1])} for j in range(3)}
+    model = numpyro_model(pair, data["silo0"], unit="group", num_units="num_groups")
+    algorithm = SFVI(model, step_size=0.2, optimiser=optax.sgd, decay=False, num_samples=1)
+    seen = check_survives_faults(algorithm, data, 12, num_steps=40, tolerance=1e-6, rest=1e-9, max_rounds=400)
+    assert seen["reply accepted"] > 50
+    assert seen["stored reply"] > 0
+    assert seen["reply refused"] > 0
