@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from cavity import ledger, wire
-from cavity.interfaces import Algorithm, BlockRound, Engine, Schedule
+from cavity.interfaces import Algorithm, BlockRound, BlockRounds, Engine, Schedule
 from cavity.progress import Stopwatch, Watcher
-from cavity.state import ServerState
+from cavity.state import ServerState, Stacked
 
 logger = logging.getLogger("cavity")
 
@@ -125,8 +126,7 @@ def run_rounds(
     if advanced is not None:
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
-        per_client = _bytes_per_visit(algorithm, server)
-        records = [_record_of(server, rounds[i], i - len(rounds) + 1, seconds, per_client) for i in range(len(rounds))]
+        records = _records_of(server, rounds, seconds, _bytes_per_visit(algorithm, server)) if len(rounds) else []
         heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds:
         before = len(records) * schedule.visits_per_round(len(server.clients))
@@ -144,22 +144,33 @@ def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
     return wire.num_bytes((there, server.posterior, server.clients[first].report))
 
 
-def _record_of(server: ServerState, said: BlockRound, age: int, seconds: float, per_client: int) -> Record:
-    """The record of a round inside a block; nothing crosses a wire there, and bytes are what would have."""
-    residuals = dict(zip(server.names, said.residuals.tolist(), strict=True))
-    return {
-        "version": server.version + age,
-        "residual": float(np.max(said.residuals)),
-        "residuals": residuals,
-        "free_energy": float(said.free_energy),
-        "exponent": float(said.exponents.min()),
-        "solver_steps": int(said.report.steps.max()),
-        "unconverged": int((~said.report.converged).sum()),
+def _records_of(server: ServerState, rounds: BlockRounds, seconds: float, per_client: int) -> list[Record]:
+    """The records of a block's rounds; nothing crosses a wire there, and bytes are what would have.
+
+    There may be thousands, so each column is taken at once.
+    """
+    said: BlockRound = rounds.tree if isinstance(rounds, Stacked) else jax.tree.map(lambda *x: np.stack(x), *rounds)
+    residuals = np.asarray(said.residuals)
+    columns = {
+        "version": server.version - len(rounds) + 1 + np.arange(len(rounds)),
+        "residual": residuals.max(axis=1),
+        "free_energy": np.asarray(said.free_energy, float),
+        "exponent": np.asarray(said.exponents, float).min(axis=1),
+        "solver_steps": np.asarray(said.report.steps).max(axis=1),
+        "unconverged": (~np.asarray(said.report.converged, bool)).sum(axis=1),
+    }
+    names = server.names
+    fixed = {
         "refused": 0,
-        "communications": len(residuals),
-        "bytes": per_client * len(residuals),
+        "communications": len(names),
+        "bytes": per_client * len(names),
         "seconds": seconds,
     }
+    rows = zip(residuals.tolist(), *(column.tolist() for column in columns.values()), strict=True)
+    return [
+        dict(zip(columns, numbers, strict=True)) | {"residuals": dict(zip(names, each, strict=True))} | fixed
+        for each, *numbers in rows
+    ]
 
 
 def run_round(
