@@ -23,7 +23,7 @@ from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from cavity.engines.stacks import pad
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data
-from cavity.models.numpyro import numpyro_model
+from cavity.models.from_numpyro import numpyro_model
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -22,7 +22,7 @@ from cavity.distributions.structured import DenseGlobal, LocalGaussian, LowRankG
 from cavity.engines import combined
 from cavity.engines.drive import client_half
 from cavity.errors import CavityError, DataError
-from cavity.models.numpyro import numpyro_model
+from cavity.models.from_numpyro import numpyro_model
 from cavity.randomness import normal_of
 from cavity.schedules import SampledCount
 from cavity.state import Brief
@@ -429,3 +429,25 @@ def test_faults():
     assert seen["reply accepted"] > 50
     assert seen["stored reply"] > 0
     assert seen["reply refused"] > 0
+
+
+def test_what_is_learned_is_the_maximum_of_the_evidence():
+    """One scale in the prior and in the likelihood: its gradient is the server's term plus the sum over silos.
+
+    With s^2 the variance of mu_k and of y_ik around it, the evidence is largest at the within-group squares plus
+    n / (n + 1) times the squared means, over all n K numbers. A mean for the sum, or no term of the prior, moves it.
+    """
+
+    def scaled(y):
+        scale = numpyro.param("scale", 2.0, constraint=dist.constraints.positive)
+        mu = numpyro.sample("mu", dist.Normal(0.0, scale).expand([6]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mu, scale).to_event(1), obs=y)
+
+    y = np.random.default_rng(0).normal(np.linspace(-3.0, 3.0, 6), 0.7, (5, 6))
+    silos_of_rows = {"a": {"y": y[:2]}, "b": {"y": y[2:3]}, "c": {"y": y[3:]}}
+    algorithm = SFVI(numpyro_model(scaled, silos_of_rows["a"]), num_steps=4000, step_size=0.05)
+    fit = cavity.run(algorithm, silos_of_rows)
+    squares = ((y - y.mean(axis=0)) ** 2).sum() + (5 / 6) * (y.mean(axis=0) ** 2).sum()
+    expected = np.sqrt(squares / y.size)
+    assert fit.summary()["scale"].mean == pytest.approx(expected, rel=0.01)

@@ -53,6 +53,26 @@ def numeric_vector(y: Any) -> np.ndarray:
     return finite_column(array, "the outcome y")
 
 
+def network_rows(value: Any, num_features: int) -> tuple[np.ndarray, np.ndarray]:
+    """A pair (x, y) for a network: features in single precision, outcomes as numbers, or a DataError."""
+    if not (isinstance(value, (tuple, list)) and len(value) == 2):
+        raise DataError("a network needs a pair (x, y)")
+    x, y = network_features(value[0], num_features), numeric_vector(value[1])
+    if len(x) != len(y):
+        raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+    return x, y
+
+
+def network_features(x: Any, num_features: int) -> np.ndarray:
+    """Rows of features in single precision, or a DataError."""
+    x = np.asarray(x)
+    if x.ndim != 2 or x.shape[1] != num_features:
+        raise DataError(f"x has the shape {x.shape}, but the first layer takes {num_features} features")
+    if not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
+        raise DataError("x holds text, missing or infinite values; code or impute them before joining")
+    return x.astype(np.float32)
+
+
 def finite_column(values: np.ndarray, label: str) -> np.ndarray:
     """One column as finite floats, or a DataError that says what it holds instead."""
     if values.dtype.kind in "mM":

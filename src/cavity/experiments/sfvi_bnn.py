@@ -15,7 +15,7 @@ settings only, and what is judged is the last exchange.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.data import sources
 from cavity.data.partition import Partition, select
 from cavity.experiments.runner import Journal, Size
+from cavity.experiments.telling import each_tenth
 from cavity.models.hierarchical_bnn import SiloNetwork, fedpop, hierarchical_bnn, predict_silo
 from cavity.plots.style import axes_or_new, colour, figure_of
 from cavity.results import Fit, run
@@ -212,10 +213,12 @@ def _fits(
     for name, make in MODELS.items():
         model = make(784, hidden, NUM_DIGITS)
         began = time.monotonic()
-        fit = fit_average(model, clients, rounds, local_steps, seed, tell=_teller(journal, f"{name}, SFVI-Avg", rounds))
+        fit = fit_average(
+            model, clients, rounds, local_steps, seed, tell=each_tenth(journal, f"{name}, SFVI-Avg", rounds)
+        )
         yield done((name, "SFVI-Avg"), accuracies(model, fit, test), began)
         began = time.monotonic()
-        fit = fit_sfvi(model, clients, exchanges, seed, tell=_teller(journal, f"{name}, SFVI", exchanges))
+        fit = fit_sfvi(model, clients, exchanges, seed, tell=each_tenth(journal, f"{name}, SFVI", exchanges))
         yield done((name, "SFVI"), accuracies(model, fit, test), began)
     model = fedpop(784, hidden, NUM_DIGITS)
     began, (x, y) = time.monotonic(), (np.concatenate(part) for part in zip(*clients.values(), strict=True))
@@ -226,18 +229,6 @@ def _fits(
         fit = fit_sfvi(model, {silo: images}, exchanges, seed)
         right.append(accuracies(model, fit, {silo: test[silo]}))
     yield done(("FedPop", "alone"), np.concatenate(right), began)
-
-
-def _teller(journal: Journal, label: str, total: int) -> Callable[[dict[str, Any], Any], None]:
-    """Tells about each tenth of a run."""
-
-    def tell(record: dict[str, Any], server: Any) -> None:
-        count, seconds = record["round"], record["seconds"]
-        if count % max(total // 10, 1) == 0 and count < total:
-            bound, left = record["free_energy"], seconds / count * (total - count)
-            journal.say(f"{label}: {count} of {total}, bound {bound:.4g}, {seconds:.0f} s, {left:.0f} s left")
-
-    return tell
 
 
 def _by_silo(found: Mapping[tuple[str, str], list[np.ndarray]]) -> Figure:

@@ -16,7 +16,7 @@ higher bound in four of the five fits with seed 0. With the former, SFVI's bound
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -32,6 +32,7 @@ from cavity.coherence import top_words, umass_coherence
 from cavity.data import partition, sources
 from cavity.distributions.structured import LocalGaussian
 from cavity.experiments.runner import Journal, Size
+from cavity.experiments.telling import each_tenth
 from cavity.interfaces import Data
 from cavity.models.topics import ProdLDA, prodlda
 from cavity.plots.style import axes_or_new, colour, figure_of, marker
@@ -100,11 +101,11 @@ def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
 
     began = time.monotonic()
     method = SFVIAvg(model, total=len(counts), num_rounds=rounds, local_steps=local_steps, **options())
-    told = [_teller(journal, "SFVI-Avg", rounds)]
+    told = [each_tenth(journal, "SFVI-Avg", rounds)]
     judge("SFVI-Avg", run(method, clients, rounds=rounds, tolerance=0.0, seed=seed, observers=told), began)
     for name, some in {"SFVI": clients, **{f"{silo} alone": {silo: clients[silo]} for silo in clients}}.items():
         began, method = time.monotonic(), SFVI(model, num_steps=num_steps, **options())
-        told = [_teller(journal, name, num_steps)]
+        told = [each_tenth(journal, name, num_steps)]
         block = min(PER_BLOCK, num_steps)
         fit = run(method, some, rounds=num_steps, tolerance=0.0, seed=seed, rounds_per_block=block, observers=told)
         judge(name, fit, began)
@@ -158,18 +159,6 @@ def _silo_bound(
     z_local = q.draw(shift, jax.random.normal(local_key, q.mean.shape, dtype))
     each = model.log_joint(shared.theta, z, z_local, data, local_key) - q.log_prob(z_local, shift)
     return jnp.sum(each.astype(jnp.float64))
-
-
-def _teller(journal: Journal, label: str, total: int) -> Callable[[dict[str, Any], Any], None]:
-    """Tells about each tenth of a run."""
-
-    def tell(record: dict[str, Any], server: Any) -> None:
-        count, seconds = record["round"], record["seconds"]
-        if count % max(total // 10, 1) == 0 and count < total:
-            bound, left = record["free_energy"], seconds / count * (total - count)
-            journal.say(f"{label}: {count} of {total}, bound {bound:.5g}, {seconds:.0f} s, {left:.0f} s left")
-
-    return tell
 
 
 def _by_topic(coherences: Mapping[str, np.ndarray]) -> Figure:

@@ -1,11 +1,12 @@
 """Prior, predictor and likelihood together."""
 
 from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
+from cavity.models.from_numpyro import numpyro_model
 from cavity.models.function import FunctionModel, function_model
 from cavity.models.location import NormalLocation, normal_location
 from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
 from cavity.models.network import NetworkModel, equinox_model, network_model
-from cavity.models.numpyro import NumpyroModel, numpyro_model
+from cavity.models.numpyro import NumpyroModel
 from cavity.models.regression import (
     Regression,
     linear_regression,

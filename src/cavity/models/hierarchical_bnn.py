@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
 
-from cavity.checks import numeric_vector
+from cavity.checks import network_features, network_rows
 from cavity.distributions.structured import GlobalGaussian, LocalGaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
@@ -76,24 +76,11 @@ class SiloNetwork(LatentModel):
         return _standard_normal(z_local).at[0].add(likelihood)
 
     def prepare(self, value: PyTree) -> Data:
-        if not (isinstance(value, (tuple, list)) and len(value) == 2):
-            raise DataError("a network needs a pair (x, y)")
-        x, y = self.features(value[0]), numeric_vector(value[1])
-        if len(x) != len(y):
-            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        x, y = network_rows(value, self.sizes[0])
         num_classes = self.sizes[2]
         if wrong := sorted(set(y.tolist()) - set(range(num_classes))):
             raise DataError(f"classes must be 0 to {num_classes - 1}; y holds {wrong[0]:g}: number them from 0")
         return Data((x, y.astype(np.int32)), np.ones(len(y)), np.asarray(len(y)), units_of(None, 1))
-
-    def features(self, x: Any) -> Float[np.ndarray, "n p"]:
-        """Rows of features in single precision, or a DataError."""
-        x = np.asarray(x)
-        if x.ndim != 2 or x.shape[1] != self.sizes[0]:
-            raise DataError(f"x has the shape {x.shape}, but the first layer takes {self.sizes[0]} features")
-        if not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
-            raise DataError("x holds text, missing or infinite values; code or impute them before joining")
-        return x.astype(np.float32)
 
     def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
         return None
@@ -206,7 +193,7 @@ def predict_silo(
         num_draws: how many.
     """
     q, own = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (globals_.q, local_q))
-    return _predict(model, q, own, jnp.asarray(model.features(x)), jax.random.split(key, num_draws))
+    return _predict(model, q, own, jnp.asarray(network_features(x, model.sizes[0])), jax.random.split(key, num_draws))
 
 
 @eqx.filter_jit

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.checks import numeric_vector
+from cavity.checks import network_features, network_rows
 from cavity.distributions import DiagonalGaussian
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Likelihood, PredictiveModel, PredictorDraws
@@ -78,27 +78,15 @@ class MLP(PredictorDraws, PredictiveModel):
         return x, y
 
     def prepare(self, batch: PyTree) -> PyTree:
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            raise DataError("a perceptron needs a pair (x, y)")
-        x, y = self._features(batch[0]), numeric_vector(batch[1])
-        if len(x) != len(y):
-            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        x, y = network_rows(batch, self.sizes[0])
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y.astype(np.float32)
 
-    def _features(self, x: Any) -> np.ndarray:
-        x = np.asarray(x)
-        if x.ndim != 2 or x.shape[1] != self.sizes[0]:
-            raise DataError(f"x has the shape {x.shape}, but the first layer takes {self.sizes[0]} features")
-        if not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
-            raise DataError("x holds text, missing or infinite values; code or impute them before joining")
-        return x.astype(np.float32)
-
     def predict(
         self, posterior: DiagonalGaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
     ) -> Prediction:
-        x = jnp.asarray(self._features(x))
+        x = jnp.asarray(network_features(x, self.sizes[0]))
         posterior = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), posterior)
 
         def one(key: PRNGKeyArray) -> Array:
