@@ -19,7 +19,14 @@ from tests.test_sfvi import exact_family, model_once, rows, silos
 
 def averaged(num_silos, rounds=4, **options):
     algorithm = SFVIAvg(
-        model_once(), total=14, num_rounds=rounds, local_steps=800, step_size=0.05, num_samples=1, **options
+        model_once(),
+        total=14,
+        num_rounds=rounds,
+        local_steps=800,
+        step_size=0.05,
+        num_samples=1,
+        scout=False,
+        **options,
     )
     return cavity.run(algorithm, silos(num_silos), rounds=rounds, tolerance=0.0)
 
@@ -61,7 +68,7 @@ def test_a_new_centre_leaves_the_density_where_it_was():
     problem = algorithm.problem(Brief(moved, None, jnp.uint32(3)), kept, data)
     z_global, z_local = make(2), make(14, 1)
     before = kept.q.log_prob(z_local, z_global - kept.centre)
-    after = problem.own.q.log_prob(z_local, z_global - moved.q.mean)
+    after = problem.start.own.q.log_prob(z_local, z_global - moved.q.mean)
     np.testing.assert_allclose(after, before, rtol=1e-10)
     assert int(problem.own.ascent.count) == 3 * 1000
 

@@ -14,10 +14,10 @@ from cavity.algorithms.bound import Globals, silo_gradient
 from cavity.algorithms.sfvi import SFVI, Own, Silo, mean_field
 from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.distributions.structured import LocalGaussian, MeanFieldGlobal
-from cavity.engines.stacks import pad
 from cavity.errors import CavityError, DataError
 from cavity.experiments import runner, sfvi_topics
 from cavity.experiments.runner import Size
+from cavity.interfaces import pad
 from cavity.models.topics import prodlda
 from tests.marks import needs_data
 

@@ -18,6 +18,7 @@ from cavity.data.clients import prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, Schedule
+from cavity.models.globals_only import SERVER, GlobalsOnly
 from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
 from cavity.schedules import Synchronous
@@ -42,6 +43,7 @@ class Fit:
         clients: the clients' data or their source, where this process has them; None for a fit that was loaded without.
         client_states: what the clients keep to themselves.
         labels: the names of each client's units, for models with local latents.
+        scouting: rounds in which the start was found, before those of the history.
     """
 
     algorithm: Any
@@ -52,6 +54,7 @@ class Fit:
     clients: Mapping[str, Data] | ClientSource | None = None
     client_states: Mapping[str, ClientState] | None = None
     labels: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    scouting: int = 0
 
     @property
     def posterior(self) -> Any:
@@ -65,14 +68,23 @@ class Fit:
 
     def summary(self, level: float = 0.9) -> Summary:
         """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table."""
-        if self._latent:
-            _, draws = silos.global_draws(self.algorithm.model, self.posterior, silos.SUMMARY_DRAWS)
+        if (draws := self._named_draws(silos.SUMMARY_DRAWS)) is not None:
             with jax.enable_x64(True):
                 flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
             return summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
         return summarise(
             self.posterior, self.server.prior, self.algorithm.model.parameter_names, level, self._remarks()
         )
+
+    def _named_draws(self, num_draws: int, seed: int = 0) -> dict[str, jax.Array] | None:
+        """Draws in the terms of the model's author, of a model whose parameters live on another scale; else None."""
+        model = self.algorithm.model
+        if self._latent:
+            return silos.global_draws(model, self.posterior, num_draws, seed)[1]
+        if isinstance(model, GlobalsOnly):
+            with jax.enable_x64(True):
+                return jax.vmap(model.constrain)(self.posterior.sample(jax.random.key(seed), (num_draws,)))
+        return None
 
     @property
     def _latent(self) -> bool:
@@ -112,16 +124,23 @@ class Fit:
             raise CavityError("a fit is handed over between SFVI and SFVI-Avg")
         states = {}
         for name in self.client_states or {}:
-            local = jax.tree.map(np.asarray, algorithm.adopt(self._local_q(name), self.posterior.q.mean))
+            local = algorithm.adopt(self._local_q(name), self.posterior)
             states[name] = ClientState(local=local, settled=self.server.clients[name].settled.sequence)
-        method = algorithm.initial_method(len(self.server.clients))
+        method = algorithm.adopt_globals(self.posterior)
         server = replace(self.server, method=method, prior=ledger.to_host(algorithm.prior))
         return replace(self, algorithm=algorithm, server=server, client_states=states)
 
+    @property
+    def _parties(self) -> list[str]:
+        """The clients, without the server's own row of a prior outside the family."""
+        return [name for name in self.server.names if name != SERVER]
+
     def _remarks(self) -> tuple[str, ...]:
         last = self.history[-1] if self.history else None
-        counts = {"client": len(self.server.names), "round": len(self.history)}
+        counts = {"client": len(self._parties), "round": len(self.history)}
         remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
+        if self.scouting:
+            remarks.append(f"started at the mode, which {self.scouting} rounds before these found")
         if self._latent:
             samples = self.algorithm.structured.num_samples
             remarks.append(f"variational, with K = {samples} importance sample{'' if samples == 1 else 's'} per unit")
@@ -179,6 +198,8 @@ class Fit:
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
         self._needs_clients("withdraw a client")
+        if name == SERVER:
+            raise CavityError("the prior is not a client; it cannot be withdrawn")
         server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
         clients = self.clients
         if not isinstance(clients, ClientSource):
@@ -208,7 +229,7 @@ class Fit:
             raise CavityError("the clients keep their factors to themselves, so the server cannot weigh them")
         names = self.algorithm.model.parameter_names
         weighed = {}
-        for name in self.server.names:
+        for name in self._parties:
             if refine:
                 without = self.withdraw(name).posterior
             else:
@@ -245,8 +266,8 @@ class Fit:
 
     def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
         """Posterior draws as ArviZ inference data (needs the extra `cavity[arviz]`)."""
-        if self._latent:
-            return silos.as_arviz(silos.global_draws(self.algorithm.model, self.posterior, num_draws, seed)[1])
+        if (named := self._named_draws(num_draws, seed)) is not None:
+            return silos.as_arviz(named)
         import arviz
 
         with jax.enable_x64(True):
@@ -314,8 +335,10 @@ def run(
     running.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=block, chunk=chunk)
     running.check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
+    algorithm, scouting = running.scouted(algorithm, data, seed)
     server = federation.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
-    fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=unit_labels(algorithm.model, clients))
+    labels = unit_labels(algorithm.model, clients)
+    fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, scouting=scouting)
     return running.go_on(
         fit,
         Stopping(at_most, tolerance),

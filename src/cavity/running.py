@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from cavity import federation, wire
@@ -15,10 +17,15 @@ from cavity.engines.local import LocalEngine
 from cavity.engines.streaming import StreamingEngine
 from cavity.errors import CavityError
 from cavity.federation import Record, Stopping
-from cavity.interfaces import ClientSource, Engine
+from cavity.interfaces import Algorithm, ClientSource, Engine
 from cavity.progress import ProgressLine, Watcher
+from cavity.schedules import Synchronous
 from cavity.state import ServerState
 from cavity.store.directory import RunDirectory
+
+logger = logging.getLogger("cavity")
+SCOUT_ROUNDS = 30
+SCOUT_TOLERANCE = 1e-3  # nats: the method itself goes on from there
 
 
 def names_of(clients: Mapping[str, Any] | ClientSource) -> list[str]:
@@ -65,6 +72,31 @@ def _engine(fit: Any, visit_seconds: Mapping[str, float] | None, chunk: int) -> 
         states=fit.client_states,
         seconds=visit_seconds,
     )
+
+
+def scouted(algorithm: Algorithm, clients: Any, seed: int) -> tuple[Algorithm, int]:
+    """The method at the start that its scout finds, and how many rounds that took; in double precision."""
+    scout: Any = algorithm.scout
+    if scout is None or isinstance(clients, ClientSource):
+        return algorithm, 0
+    with jax.enable_x64(True):
+        data = {name: scout.model.of(rows) for name, rows in clients.items()} | scout.model.server_rows()
+        engine, schedule = LocalEngine(scout, data, seed=seed), Synchronous()
+        server = federation.open_federation(scout, schedule, list(data), seed)
+        stopping = Stopping(SCOUT_ROUNDS, SCOUT_TOLERANCE)
+        try:
+            server, history, stopped = federation.run(scout, engine, schedule, server, [], stopping)
+        except RuntimeError as error:
+            raise CavityError(f"no start was found: {error}. Try without, with `scout=False`") from None
+        finally:
+            engine.close()
+    if stopped != "tolerance":
+        logger.warning(
+            "the start was not found in %d rounds: the last changed it by %.1e nats",
+            len(history),
+            history[-1]["residual"],
+        )
+    return algorithm.starting_at(server.posterior), len(history)
 
 
 def go_on(

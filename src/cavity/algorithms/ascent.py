@@ -5,6 +5,7 @@ A state can so be written to a file without knowing the optimiser, and one progr
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,18 @@ class AscentState(eqx.Module):
 
     count: Int[Any, ""]
     leaves: tuple[Any, ...]
+
+
+class Axes(eqx.Module):
+    """Axes of its own that an optimiser climbs along, such as those of a Gaussian: p = `back`(white)."""
+
+    @abc.abstractmethod
+    def along(self, gradient: PyTree) -> PyTree:
+        """The gradient in the white numbers, from that in the parameters: the transpose of `back`."""
+
+    @abc.abstractmethod
+    def back(self, update: PyTree) -> PyTree:
+        """What a change of the white numbers is in the parameters; linear."""
 
 
 class Ascent(eqx.Module):
@@ -49,8 +62,11 @@ class Ascent(eqx.Module):
         state = self.optimiser(self.step_size).init(parameters)
         return AscentState(jnp.asarray(0, jnp.int32), tuple(jax.tree.leaves(state)))
 
-    def step(self, parameters: PyTree, state: AscentState, gradient: PyTree) -> tuple[PyTree, AscentState]:
-        """The parameters after one step up the gradient, in the precision of the parameters."""
+    def step(
+        self, parameters: PyTree, state: AscentState, gradient: PyTree, axes: Axes | None = None
+    ) -> tuple[PyTree, AscentState]:
+        """The parameters after one step up the gradient, in the precision of the parameters; along `axes` if given."""
+        gradient = gradient if axes is None else axes.along(gradient)
         dtype = jnp.result_type(*jax.tree.leaves(parameters))
         size = self.step_size
         if self.num_steps is not None:
@@ -60,5 +76,6 @@ class Ascent(eqx.Module):
         structure = jax.tree.structure(jax.eval_shape(optimiser.init, parameters))
         downhill = jax.tree.map(jnp.negative, gradient)
         updates, inner = optimiser.update(downhill, jax.tree.unflatten(structure, list(state.leaves)), parameters)
+        updates = updates if axes is None else axes.back(updates)
         moved = jax.tree.map(lambda p, u: jnp.asarray(p + u, dtype), parameters, updates)
         return moved, AscentState(jnp.asarray(state.count) + 1, tuple(jax.tree.leaves(inner)))

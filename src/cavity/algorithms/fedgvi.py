@@ -27,7 +27,8 @@ from cavity.algorithms.factors import FactorAlgorithm
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
-from cavity.interfaces import Damping, Divergence, Loss, Model, Solver
+from cavity.interfaces import Damping, Divergence, LatentModel, Loss, Model, MultipleOfKL, Solver
+from cavity.models.globals_only import GlobalsOnly, as_rows
 from cavity.server.combine import combine
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
@@ -40,6 +41,19 @@ def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
     for what, part in (("divergence", divergence), ("server_divergence", server_divergence)):
         if not isinstance(part, Divergence):
             raise CavityError(f"the {what} must be one of cavity.divergences, such as Renyi(1.5), not {part!r}")
+
+
+def _with_whole_prior(model: Model, loss: Loss, divergence: Divergence, server_divergence: Divergence) -> Model:
+    """A prior outside the family counts once, whatever weight the clients' rows have."""
+    if not (isinstance(model, GlobalsOnly) and model.corrected):
+        return model
+    power = loss.likelihood_power
+    if power is None or not isinstance(divergence, MultipleOfKL) or not isinstance(server_divergence, KL):
+        raise CavityError(
+            "a prior that is no Gaussian on the unconstrained scale goes with a power of the likelihood and multiples "
+            "of KL; for other losses and divergences give the model Gaussian priors (LogNormal for a scale)"
+        )
+    return model.with_correction_weight(divergence.weight / power)
 
 
 class FedGVI(FactorAlgorithm):
@@ -68,7 +82,7 @@ class FedGVI(FactorAlgorithm):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | LatentModel,
         loss: Loss,
         divergence: Divergence | None = None,
         *,
@@ -76,7 +90,7 @@ class FedGVI(FactorAlgorithm):
         solver: Solver | None = None,
         damping: Damping | None = None,
     ):
-        self.model = model
+        model = as_rows(model)
         self.loss = loss
         self.divergence = KL() if divergence is None else divergence
         self.server_divergence = KL() if server_divergence is None else server_divergence
@@ -84,6 +98,7 @@ class FedGVI(FactorAlgorithm):
         self.loss.check(model)
         self.divergence.check(model.prior)
         self.server_divergence.check(model.prior)
+        self.model = _with_whole_prior(model, self.loss, self.divergence, self.server_divergence)
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
         self.solver.check(model, self.loss, self.divergence)

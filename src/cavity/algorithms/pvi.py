@@ -21,8 +21,9 @@ from typing import Any
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
-from cavity.interfaces import Damping, Divergence, Loss, Model, Solver
+from cavity.interfaces import Damping, Divergence, LatentModel, Loss, Model, Solver
 from cavity.losses.nll import NegativeLogLikelihood
+from cavity.models.globals_only import as_rows
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
@@ -45,7 +46,8 @@ class PVI(FactorAlgorithm):
     loss: Loss
     divergence: Divergence
 
-    def __init__(self, model: Model, *, solver: Solver | None = None, damping: Damping | None = None):
+    def __init__(self, model: Model | LatentModel, *, solver: Solver | None = None, damping: Damping | None = None):
+        model = as_rows(model)
         self.model = model
         self.loss = NegativeLogLikelihood()
         self.divergence = KL()

@@ -16,6 +16,7 @@ average, since they are drawn at random.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -26,16 +27,23 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree, UInt32
 
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient, silo_gradient, unit_noise
+from cavity.algorithms.pvi import PVI
+from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
+from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
-from cavity.interfaces import CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.interfaces import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.models.marginal import conditional_modes, marginal
+from cavity.models.numpyro import NumpyroModel
 from cavity.solvers.gradient import mini_batch
+from cavity.solvers.laplace import Laplace
 from cavity.state import Answer, Brief, Report
 
 MANY_GLOBALS = 200  # from which on q(Z_G) has no correlations by default
 MANY_COUPLINGS = 20_000  # numbers in one unit's C_u from which on there is none by default
 SMALL_UNIT = 3  # latents of a unit up to which importance samples are drawn by default
 SAMPLES = 20
+SCOUTED_GLOBALS = 50  # up to which the start is looked for by default
 EXCHANGE_STREAM = 0x5F71
 
 
@@ -47,10 +55,11 @@ class Exchange(eqx.Module):
 
 
 class Own(eqx.Module):
-    """What stays at a silo: q(Z_L | Z_G), and its optimiser's state."""
+    """What stays at a silo: q(Z_L | Z_G), its optimiser's state, and along what that climbs."""
 
     q: LocalGaussian
     ascent: AscentState
+    axes: LocalAxes | None = None
 
 
 class Silo(eqx.Module):
@@ -63,10 +72,11 @@ class Silo(eqx.Module):
 
 
 class Learner(eqx.Module):
-    """The server's own state: its optimiser's, and the last estimate of the bound."""
+    """The server's own state: its optimiser's, the last estimate of the bound, and along what the optimiser climbs."""
 
     ascent: AscentState
     bound: Float[Any, ""]
+    axes: GlobalAxes | None = None
 
 
 class OneGradient(Solver):
@@ -109,6 +119,8 @@ class StructuredInference(eqx.Module):
         widens: whether its standard deviations look at Z_G too, which the paper's do not.
         local_scale: its standard deviations before any data.
         batch_size: rows per gradient; None takes all. Where every row is a unit, their latents are drawn with them.
+        scouts: whether the start is looked for first, and steps are taken in units of q.
+        located: whether it has been found.
     """
 
     model: LatentModel
@@ -120,14 +132,59 @@ class StructuredInference(eqx.Module):
     widens: bool = eqx.field(static=True)
     local_scale: float
     batch_size: int | None = eqx.field(static=True, default=None)
+    scouts: bool = eqx.field(static=True, default=False)
+    located: bool = eqx.field(static=True, default=False)
+
+    @property
+    def scout(self) -> PVI | None:
+        """Laplace's method for the model without its local latents."""
+        if not self.scouts:
+            return None
+        assert isinstance(self.model, NumpyroModel)
+        return PVI(marginal(self.model), solver=Laplace())
+
+    def starting_at(self, found: FullGaussian) -> StructuredInference:
+        """The same, with q(Z_G) at what the scout has found."""
+        with jax.enable_x64(True):
+            mean, precision = (jnp.asarray(part) for part in (found.mean, found.precision))
+            root = jnp.linalg.cholesky(jnp.asarray(found.covariance))
+            # without correlations the best scale is that of a latent given all others
+            scale = jnp.diagonal(root) if isinstance(self.start.q, DenseGlobal) else jnp.diagonal(precision) ** -0.5
+            moved = {"mean": mean, "log_scale": jnp.log(scale)}
+            if isinstance(self.start.q, DenseGlobal):
+                moved["below"] = jnp.tril(root / scale[:, None], -1)
+            q = replace(self.start.q, **{k: leaf.astype(self.start.q.mean.dtype) for k, leaf in moved.items()})
+        return replace(self, start=Globals(q, self.start.theta), located=True)
+
+    def axes(self, shared: GlobalGaussian) -> GlobalAxes | None:
+        """Along which the server climbs that starts here."""
+        return GlobalAxes.of(shared) if self.scouts else None
+
+    def own_axes(self, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes | None:
+        """Along which a silo climbs that starts here, with its own parameters."""
+        return LocalAxes.of(own, shared) if self.scouts else None
 
     def initial_q(self, data: Data) -> LocalGaussian:
         """q(Z_L | Z_G) of a silo before any data; a model that encodes its units leaves no number to keep."""
+        q = self._vague_q(data)
+        if not self.located or self.model.local_size(data) == 0:
+            return q
+        mean, root, slope = conditional_modes(self.model, self.start.theta, self.start.q.mean, data)
+        scale = jnp.diagonal(root, axis1=1, axis2=2)
+        return replace(
+            q,
+            mean=mean,
+            log_scale=jnp.log(scale),
+            coupling=None if q.coupling is None else slope,
+            below=None if q.below is None else jnp.tril(root / scale[..., None], -1),
+        )
+
+    def _vague_q(self, data: Data) -> LocalGaussian:
         assert data.units is not None
         encoded = jax.eval_shape(self.model.encode, self.start.theta, data)
         return LocalGaussian.start(
             len(data.units.weight),
-            self.model.num_local if encoded is None else 0,
+            self.model.local_size(data) if encoded is None else 0,
             self.model.num_global,
             coupled=self.coupled,
             dense=self.dense,
@@ -150,7 +207,7 @@ class StructuredInference(eqx.Module):
             rows = mini_batch(row_key, data, self.batch_size)
             data = Data(rows.batch, rows.weight, rows.num_rows, units)
         exchange = jax.random.wrap_key_data(silo.exchange.key)
-        shape = (self.num_draws, self.num_samples, self.model.num_local)
+        shape = (self.num_draws, self.num_samples, self.model.local_size(data))
         noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
         return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key, joint_scale)
 
@@ -169,7 +226,7 @@ class StructuredInference(eqx.Module):
         )
         some = Data(batch, weight, jnp.asarray(size), Data(labels, present, jnp.asarray(size)))
         dtype = silo.shared.q.mean.dtype
-        shape = (self.num_draws, self.num_samples, self.model.num_local)
+        shape = (self.num_draws, self.num_samples, self.model.local_size(data))
         assert some.units is not None
         noise = unit_noise(unit_key, jax.random.wrap_key_data(silo.exchange.key), some.units, shape, dtype)
         q = jax.tree.map(lambda leaf: leaf[places], own)
@@ -200,8 +257,13 @@ def structured_inference(
     local_scale: float = 0.5,
     batch_size: int | None = None,
     dtype: Any = None,
+    scout: bool | None = None,
 ) -> StructuredInference:
-    """The parts with their defaults, by the size of the model."""
+    """The parts with their defaults, by the size of the model.
+
+    With `scout` the start is Laplace's approximation, found by some rounds of its own, and steps are in units of q: it
+    does not matter then how the model's parameters are scaled. None does so for small NumPyro models.
+    """
     if not isinstance(model, LatentModel):
         raise CavityError(
             f"SFVI takes a model with global and local latents (`numpyro_model(...)`), not {type(model).__name__}"
@@ -227,6 +289,11 @@ def structured_inference(
             "importance samples need all rows of a unit: the log of an estimate is biased; leave out `num_samples`, or "
             "both `batch_size` and plates that draw rows"
         )
+    if scout is None:
+        is_small = model.num_global <= SCOUTED_GLOBALS and model.num_local <= SMALL_UNIT
+        scout = isinstance(model, NumpyroModel) and is_small and sees_all_rows
+    if scout and not isinstance(model, NumpyroModel):
+        raise CavityError(f"a start is looked for in NumPyro models, not in {type(model).__name__}; leave `scout` out")
     theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), model.theta)
     return StructuredInference(
         model=model,
@@ -238,6 +305,7 @@ def structured_inference(
         widens=widens,
         local_scale=float(local_scale),
         batch_size=batch_size,
+        scouts=scout,
     )
 
 
@@ -297,23 +365,37 @@ class SFVI(CombiningAlgorithm):
         return self.num_steps
 
     @property
+    def scout(self) -> Algorithm | None:
+        return self.structured.scout
+
+    def starting_at(self, found: FullGaussian) -> SFVI:
+        structured = self.structured.starting_at(found)
+        return eqx.tree_at(lambda a: (a.structured, a.solver), self, (structured, OneGradient(structured)))
+
+    @property
     def num_samples(self) -> int:
         """K, the importance samples per unit."""
         return self.structured.num_samples
 
     def initial_local(self, data: Data) -> Own:
-        q = self.structured.initial_q(data)
-        return jax.tree.map(np.asarray, Own(q, self.ascent.init(q)))
+        return self.adopt(self.structured.initial_q(data), self.prior)
 
-    def adopt(self, q: LocalGaussian, centre: Array) -> Own:
-        """A silo's state that goes on from another method's."""
-        return jax.tree.map(np.asarray, Own(q, self.ascent.init(q)))
+    def adopt(self, q: LocalGaussian, shared: Globals) -> Own:
+        """A silo's state that goes on from here."""
+        return jax.tree.map(np.asarray, Own(q, self.ascent.init(q), self.structured.own_axes(q, shared.q)))
+
+    def adopt_globals(self, shared: Globals) -> Learner:
+        """The server's own state that goes on from here."""
+        return self._learner(shared)
 
     def resized(self, local: Own, num_units: int) -> Own:
         return resized(local, num_units)
 
     def initial_method(self, num_clients: int) -> Learner:
-        state = Learner(self.ascent.init(self.prior), jnp.asarray(jnp.nan, float))
+        return self._learner(self.prior)
+
+    def _learner(self, shared: Globals) -> Learner:
+        state = Learner(self.ascent.init(shared), jnp.asarray(jnp.nan, float), self.structured.axes(shared.q))
         return jax.tree.map(np.asarray, state)
 
     def exchange(self, seed: Any, version: Any) -> Exchange:
@@ -324,10 +406,10 @@ class SFVI(CombiningAlgorithm):
 
     def answer(self, brief: Brief, local: Own, problem: Silo, solution: Any) -> tuple[Answer, Own]:
         bound, gradient, own_gradient = solution
-        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient)
+        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes)
         nothing = jnp.full_like(bound, jnp.nan)
         report = Report(residual=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
-        return Answer(gradient, report), Own(q, ascent)
+        return Answer(gradient, report), Own(q, ascent, local.axes)
 
     def combine(
         self, posterior: Globals, method: Learner, exchange: Exchange, answers: Answer, share: Any
@@ -335,8 +417,8 @@ class SFVI(CombiningAlgorithm):
         own = server_gradient(self.model, posterior, exchange.noise)
         theirs = (answers.report.free_energy, answers.delta)
         bound, gradient = jax.tree.map(lambda mine, them: mine + jnp.sum(them, axis=0) / share, own, theirs)
-        moved, ascent = self.ascent.step(posterior, method.ascent, gradient)
-        return moved, Learner(ascent, jnp.asarray(bound, jnp.asarray(method.bound).dtype))
+        moved, ascent = self.ascent.step(posterior, method.ascent, gradient, method.axes)
+        return moved, Learner(ascent, jnp.asarray(bound, jnp.asarray(method.bound).dtype), method.axes)
 
     def bound(self, method: Learner) -> Any:
         return method.bound

@@ -25,20 +25,23 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
+from cavity.algorithms.scale_free import AllAxes
 from cavity.algorithms.sfvi import Exchange, Own, Silo, StructuredInference, resized, structured_inference
+from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
-from cavity.interfaces import CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.interfaces import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
 from cavity.leaves import as_count, as_number, require
 from cavity.server.barycentre import diagonal_barycentre, full_barycentre
 from cavity.state import Answer, Brief, Report
 
 
 class Kept(eqx.Module):
-    """What stays at a silo: q(Z_L | Z_G), and the mean of Z_G that it is centred at."""
+    """What stays at a silo: q(Z_L | Z_G), the mean of Z_G that it is centred at, and along what it climbs."""
 
     q: LocalGaussian
     centre: Float[Any, " g"]
+    axes: AllAxes | None = None
 
 
 class Averages(eqx.Module):
@@ -46,6 +49,13 @@ class Averages(eqx.Module):
 
     count: Int[Any, ""]
     bound: Float[Any, ""]
+
+
+class Task(eqx.Module):
+    """A silo's side of one round: where it starts, with its data, and along what it climbs."""
+
+    start: Silo
+    axes: AllAxes | None
 
 
 class Alone(eqx.Module):
@@ -82,31 +92,32 @@ class LocalAscent(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         return
 
-    def init(self, problem: Silo) -> Alone:
-        shared, q = problem.shared, problem.own.q
+    def init(self, problem: Task) -> Alone:
+        start = problem.start
+        shared, q = start.shared, start.own.q
         return Alone(
             shared=shared,
             q=q,
-            ascent=eqx.tree_at(lambda a: a.count, self.ascent.init((shared, q)), problem.own.ascent.count),
+            ascent=eqx.tree_at(lambda a: a.count, self.ascent.init((shared, q)), start.own.ascent.count),
             bound=jnp.zeros((), shared.q.mean.dtype),
             steps=jnp.asarray(0),
         )
 
-    def step(self, key: PRNGKeyArray, problem: Silo, state: Alone) -> Alone:
+    def step(self, key: PRNGKeyArray, problem: Task, state: Alone) -> Alone:
         noise_key, unit_key, silo_key = jax.random.split(key, 3)
-        structured, size = self.structured, self._size(problem.data)
+        structured, size = self.structured, self._size(problem.start.data)
         dtype = state.shared.q.mean.dtype
         scale = (self.total / size).astype(dtype)
         noise = jax.random.normal(noise_key, (structured.num_draws, state.shared.q.noise_size), dtype)
         told = Exchange(noise, jax.random.key_data(unit_key))
-        now = Silo(state.shared, Own(state.q, state.ascent), told, problem.data)
+        now = Silo(state.shared, Own(state.q, state.ascent), told, problem.start.data)
         inner = scale if self.as_printed else None
         silo_bound, silo_part, local_part = structured.gradient(silo_key, now, joint_scale=inner)
         outer = jnp.ones((), dtype) if self.as_printed else scale
         server_bound, server_part = server_gradient(structured.model, state.shared, noise)
         shared_gradient = jax.tree.map(lambda mine, ours: mine + outer * ours, server_part, silo_part)
         gradient = (shared_gradient, jax.tree.map(lambda leaf: outer * leaf, local_part))
-        (shared, q), ascent = self.ascent.step((state.shared, state.q), state.ascent, gradient)
+        (shared, q), ascent = self.ascent.step((state.shared, state.q), state.ascent, gradient, problem.axes)
         return Alone(shared, q, ascent, server_bound + outer * silo_bound, state.steps + 1)
 
     def _size(self, data: Data) -> Array:
@@ -117,7 +128,7 @@ class LocalAscent(Solver):
     def done(self, state: Alone) -> Bool[Array, ""]:
         return state.steps >= self.num_steps
 
-    def result(self, problem: Silo, state: Alone) -> Alone:
+    def result(self, problem: Task, state: Alone) -> Alone:
         return state
 
 
@@ -187,16 +198,30 @@ class SFVIAvg(CombiningAlgorithm):
     def planned_rounds(self) -> int:
         return self.num_rounds
 
-    def initial_local(self, data: Data) -> Kept:
-        kept = Kept(self.structured.initial_q(data), self.prior.q.mean)
-        return jax.tree.map(np.asarray, kept)
+    @property
+    def scout(self) -> Algorithm | None:
+        return self.structured.scout
 
-    def adopt(self, q: LocalGaussian, centre: Array) -> Kept:
-        """A silo's state that goes on from another method's."""
-        return Kept(q, centre)
+    def starting_at(self, found: FullGaussian) -> SFVIAvg:
+        structured = self.structured.starting_at(found)
+        return eqx.tree_at(lambda a: (a.structured, a.solver.structured), self, (structured, structured))
+
+    def initial_local(self, data: Data) -> Kept:
+        return self.adopt(self.structured.initial_q(data), self.prior)
+
+    def adopt(self, q: LocalGaussian, shared: Globals) -> Kept:
+        """A silo's state that goes on from here."""
+        ours, own = self.structured.axes(shared.q), self.structured.own_axes(q, shared.q)
+        axes = None if ours is None or own is None else AllAxes(ours, own)
+        return jax.tree.map(np.asarray, Kept(q, shared.q.mean, axes))
+
+    def adopt_globals(self, shared: Globals) -> Averages:
+        """The server's own state that goes on from here."""
+        return self.initial_method(0)
 
     def resized(self, local: Kept, num_units: int) -> Kept:
-        return Kept(resized(local.q, num_units), local.centre)
+        axes = local.axes and AllAxes(local.axes.shared, resized(local.axes.own, num_units))
+        return Kept(resized(local.q, num_units), local.centre, axes)
 
     def initial_method(self, num_clients: int) -> Averages:
         return Averages(np.asarray(0, np.int32), np.asarray(np.nan))
@@ -204,18 +229,18 @@ class SFVIAvg(CombiningAlgorithm):
     def exchange(self, seed: Any, version: Any) -> PyTree:
         return jnp.asarray(version, jnp.uint32)
 
-    def problem(self, brief: Brief, local: Kept, data: Data) -> Silo:
+    def problem(self, brief: Brief, local: Kept, data: Data) -> Task:
         # the same density around the new mean
         q = local.q.recentred(brief.posterior.q.mean - local.centre)
         steps_before = jnp.asarray(brief.shared, jnp.int32) * self.local_steps.astype(jnp.int32)
         own = Own(q, AscentState(steps_before, ()))
         nothing = Exchange(jnp.zeros((0, 0), q.mean.dtype), jnp.zeros(2, jnp.uint32))
-        return Silo(brief.posterior, own, nothing, data)
+        return Task(Silo(brief.posterior, own, nothing, data), local.axes)
 
-    def answer(self, brief: Brief, local: Kept, problem: Silo, solution: Alone) -> tuple[Answer, Kept]:
+    def answer(self, brief: Brief, local: Kept, problem: Task, solution: Alone) -> tuple[Answer, Kept]:
         nothing = jnp.full_like(solution.bound, jnp.nan)
         report = Report(residual=nothing, free_energy=solution.bound, steps=solution.steps, converged=jnp.asarray(True))
-        return Answer(solution.shared, report), Kept(solution.q, solution.shared.q.mean)
+        return Answer(solution.shared, report), Kept(solution.q, solution.shared.q.mean, local.axes)
 
     def combine(
         self, posterior: Globals, method: Averages, exchange: PyTree, answers: Answer, share: Any

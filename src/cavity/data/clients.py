@@ -36,15 +36,18 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
         raise DataError(f"clients must be a dict of name -> data, not a {type(clients).__name__}")
     if not clients:
         raise DataError("there are no clients; give a dict with at least one name -> data")
-    prepared = {}
+    prepared, owned = {}, {} if isinstance(model, LatentModel) else model.server_rows()
     for name, value in clients.items():
+        if name in owned:  # these clients were prepared before
+            continue
         if not isinstance(name, str):
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
         prepared[name] = prepare_client(model, name, value)
-    _check_agreement(prepared)
+    if not model.has_kinds:  # kinds have been told apart by their columns
+        _check_agreement(prepared)
     _check_units(unit_labels(model, clients))
     _warn_if_one_class(prepared)
-    return prepared
+    return prepared | owned
 
 
 def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data:

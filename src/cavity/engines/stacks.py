@@ -11,25 +11,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from cavity.interfaces import Data
+from cavity.interfaces import Data, pad
 
 AXIS = "clients"
 FEW_ROWS = 4096
-
-
-def pad(data: Data, length: int, num_units: int = 0) -> Data:
-    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there).
-
-    Where there are units, so are they.
-    """
-    extra = length - len(data.weight)
-
-    def lengthen(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)])
-
-    weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
-    units = None if data.units is None else pad(data.units, num_units)
-    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows, units)
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
@@ -58,20 +43,28 @@ class Bucket:
 
 
 def buckets(clients: Mapping[str, Data], mesh: Mesh) -> list[Bucket]:
-    """Clients of similar size together, in the order given: none is padded to more than twice its rows.
+    """Clients of one form and similar size together, in the order given: none is padded to more than twice its rows.
 
     Few rows in all stay together however unlike their clients are: to compile another program would take longer.
     """
     sizes = {name: len(data.weight) for name, data in clients.items()}
+    forms = {name: _form(data) for name, data in clients.items()}
     groups: list[list[str]] = []
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
+    for name in sorted(sizes, key=lambda name: (forms[name], -sizes[name])):
         largest, padded = (sizes[groups[-1][0]], len(groups[-1]) + 1) if groups else (0, 0)
-        if groups and (2 * sizes[name] >= largest or padded * largest <= FEW_ROWS):
+        alike = bool(groups) and forms[name] == forms[groups[-1][0]]
+        if alike and (2 * sizes[name] >= largest or padded * largest <= FEW_ROWS):
             groups[-1].append(name)
         else:
             groups.append([name])
     together = [[name for name in clients if name in group] for group in map(set, groups)]
     return [Bucket(tuple(names), spread(stack_padded([clients[name] for name in names]), mesh)) for names in together]
+
+
+def _form(data: Data) -> str:
+    """What clients of one stack have in common: the names, kinds and columns of their arrays."""
+    leaves, structure = jax.tree.flatten(data.batch)
+    return f"{structure} {[(leaf.shape[1:], leaf.dtype.kind) for leaf in leaves]}"
 
 
 def device_mesh() -> Mesh:

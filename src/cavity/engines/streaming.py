@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from cavity.engines.drive import Work, message_keys, numbers_as_leaves, run_clients
-from cavity.engines.stacks import device_mesh, pad, splitting, spread, stack
+from cavity.engines.stacks import device_mesh, splitting, spread, stack
 from cavity.errors import DataError, UnsuitableError
-from cavity.interfaces import Algorithm, ClientSource, Data, Engine
+from cavity.interfaces import Algorithm, ClientSource, Data, Engine, pad
 from cavity.state import ClientState, Message, Reply
 
 

@@ -38,6 +38,7 @@ from cavity.interfaces.models import (
     PredictorDraws,
     PredictorModel,
     PseudoRows,
+    pad,
 )
 from cavity.interfaces.solving import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
 
@@ -72,4 +73,5 @@ __all__ = [
     "Schedule",
     "Solution",
     "Solver",
+    "pad",
 ]

@@ -101,6 +101,15 @@ class Algorithm(eqx.Module):
         """A client's local state for so many units, those at the end being padding."""
         return local
 
+    @property
+    def scout(self) -> Algorithm | None:
+        """A method that finds where this one starts, run before it on what its `model.of` makes of the data."""
+        return None
+
+    def starting_at(self, found: Any) -> Algorithm:
+        """The same method, starting at what its scout has found."""
+        return self
+
 
 class RowAlgorithm(Algorithm):
     """A method with one row per client, whose posterior is rebuilt from prior and rows after every change.

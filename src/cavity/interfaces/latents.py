@@ -59,6 +59,15 @@ class LatentModel(eqx.Module):
         """
 
     @property
+    def has_kinds(self) -> bool:
+        """Whether clients may differ in their columns."""
+        return False
+
+    def local_size(self, data: Data) -> int:
+        """The number of local latents of a unit at this silo, at most `num_local`."""
+        return self.num_local
+
+    @property
     def independent_rows(self) -> bool:
         """Whether every row is a unit of its own and has no other latents: then a batch is rows with their latents."""
         return False

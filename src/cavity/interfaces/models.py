@@ -6,6 +6,7 @@ import abc
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
@@ -25,6 +26,21 @@ class Data(eqx.Module):
     weight: Float[Array | np.ndarray, " n"]
     num_rows: Int[Array | np.ndarray, ""]
     units: Data | None = None
+
+
+def pad(data: Data, length: int, num_units: int = 0) -> Data:
+    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there).
+
+    Where there are units, so are they.
+    """
+    extra = length - len(data.weight)
+
+    def lengthen(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)])
+
+    weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
+    units = None if data.units is None else pad(data.units, num_units)
+    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows, units)
 
 
 class Likelihood(eqx.Module):
@@ -103,6 +119,15 @@ class Model(eqx.Module):
     @abc.abstractmethod
     def prepare(self, batch: PyTree) -> PyTree:
         """One client's raw data as numeric arrays in this model's form. Raises DataError saying what is wrong."""
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether clients may differ in their columns."""
+        return False
+
+    def server_rows(self) -> dict[str, Data]:
+        """What of the prior is outside the family, as rows whose owner is the server: name -> data; mostly none."""
+        return {}
 
 
 class PredictorModel(Model):

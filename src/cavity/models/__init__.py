@@ -1,8 +1,9 @@
 """Prior, predictor and likelihood together."""
 
 from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
-from cavity.models.from_numpyro import numpyro_model
+from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
 from cavity.models.function import FunctionModel, function_model
+from cavity.models.globals_only import GlobalsOnly, as_rows
 from cavity.models.location import NormalLocation, normal_location
 from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
 from cavity.models.network import NetworkModel, equinox_model, network_model
@@ -21,11 +22,13 @@ __all__ = [
     "BernoulliShare",
     "CategoricalShares",
     "FunctionModel",
+    "GlobalsOnly",
     "NetworkModel",
     "NormalLocation",
     "NumpyroModel",
     "PoissonRate",
     "Regression",
+    "as_rows",
     "equinox_model",
     "function_model",
     "linear_regression",
@@ -34,6 +37,7 @@ __all__ = [
     "mlp_regression",
     "network_model",
     "normal_location",
+    "numpyro_kinds",
     "numpyro_model",
     "poisson_regression",
     "probit_regression",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from cavity.models.sites import (
 
 START_DRAWS = 200
 START_SCALE = 0.1
+IMPROPER_SCALE = 10.0  # where a prior has no spread
 
 
 def numpyro_model(
@@ -100,6 +102,7 @@ def numpyro_model(
         )
     if not row_axes:
         raise CavityError("the model observes nothing; give an observed site `obs=` a column of the data")
+    begin, prior_scale = _start(function, columns, num_units, latents, start or {})
     drawn = [name for name, _ in row_axes if any(drawing(traces["twice the rows"][name], traces["twice the rows"]))]
     model = NumpyroModel(
         function=function,
@@ -108,7 +111,8 @@ def numpyro_model(
         locals_=tuple(locals_),
         learned=_learned(function, columns, num_units, [name for name in base if base[name]["type"] == "param"]),
         row_axes=tuple(row_axes),
-        begin=_start(function, columns, num_units, latents, start or {}),
+        begin=begin,
+        prior_scale=prior_scale,
         unit=unit,
         num_units=num_units,
         missing=tuple(missing),
@@ -117,6 +121,36 @@ def numpyro_model(
     _check_directions(model, columns)
     _check_alone(model, columns, drawn)
     return model
+
+
+def numpyro_kinds(first: NumpyroModel, *others: NumpyroModel) -> NumpyroModel:
+    """One model for silos that differ in their columns, and so in their likelihood or their local latents.
+
+    A silo's columns say which kind it is of. All kinds have the same global latents with the same priors, and learn the
+    same parameters.
+
+    Example: `numpyro_kinds(numpyro_model(counts, ...), numpyro_model(yes_or_no, ...))`
+    """
+    for other in others:
+        if other.others or first.others:
+            raise CavityError("give all kinds at once, not kinds of kinds")
+        for what, mine, theirs in (
+            ("global sites", first.latents, other.latents),
+            ("learned parameters", sorted(first.learned or {}), sorted(other.learned or {})),
+        ):
+            if mine != theirs:
+                raise CavityError(f"all kinds need the same {what}, in the same order: {mine} and {theirs}")
+        at = first.begin[0] + START_SCALE * first.prior_scale
+        priors = [float(model.log_prior(first.theta, at)) for model in (first, other)]
+        if not np.isclose(*priors, rtol=1e-5):
+            raise CavityError("all kinds need the same priors of their global sites; these differ")
+    for i, model in enumerate((first, *others)):
+        if any(model.has_columns(other.example) for other in (first, *others)[:i]):
+            raise CavityError(
+                f"two kinds have the columns {', '.join(model.example)}; a silo's kind is known by them, so name the "
+                "outcome differently"
+            )
+    return replace(first, others=others, draws_rows=any(model.draws_rows for model in (first, *others)))
 
 
 def _learned(
@@ -135,8 +169,8 @@ def _start(
     num_units: str | None,
     latents: Sequence[Latent],
     given: Mapping[str, Any],
-) -> tuple[Array, Array]:
-    """The median of the prior on the unconstrained scale; 0 for an improper one."""
+) -> tuple[tuple[Array, Array], Array]:
+    """Median and a small scale of the unconstrained prior, and its spread; around 0 for an improper one."""
     from numpyro.distributions import biject_to
 
     if not latents:
@@ -155,7 +189,7 @@ def _start(
         }
 
     draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), START_DRAWS))
-    centre, scale = [], []
+    centre, scale, prior_scale = [], [], []
     for latent in latents:
         flat = np.asarray(draws[latent.name], float).reshape(START_DRAWS, -1)
         with np.errstate(invalid="ignore"):  # of infinite draws
@@ -166,7 +200,9 @@ def _start(
             raise CavityError(f"the prior of {latent.name!r} has no finite median to start from; give one in `start`")
         centre.append(middle)
         scale.append(np.where(spread > 0, np.minimum(spread, START_SCALE), START_SCALE))
-    return jnp.asarray(np.concatenate(centre)), jnp.asarray(np.concatenate(scale))
+        prior_scale.append(np.where((spread > 0) & np.isfinite(spread), spread, IMPROPER_SCALE))
+    start = (jnp.asarray(np.concatenate(centre)), jnp.asarray(np.concatenate(scale)))
+    return start, jnp.asarray(np.concatenate(prior_scale))
 
 
 def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) -> None:

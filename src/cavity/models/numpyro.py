@@ -56,10 +56,12 @@ class NumpyroModel(LatentModel):
         learned: the unconstrained start of each `numpyro.param`.
         row_axes: observed site -> the axis of its rows, counted from the last.
         begin: mean and scale of q(Z_G) before any data.
+        prior_scale: the spread of the prior.
         unit: the column that says which unit a row belongs to.
         num_units: the argument that takes the number of units.
         missing: columns that may hold NaN, which the model masks itself.
         draws_rows: whether one of its plates draws rows.
+        others: the same global latents with other columns, likelihoods and local latents; see `numpyro_kinds`.
     """
 
     function: Callable[..., Any] = eqx.field(static=True)
@@ -69,10 +71,40 @@ class NumpyroModel(LatentModel):
     learned: dict[str, Array] | None
     row_axes: tuple[tuple[str, int], ...] = eqx.field(static=True)
     begin: tuple[Array, Array]
+    prior_scale: Array
     unit: str | None = eqx.field(static=True)
     num_units: str | None = eqx.field(static=True)
     missing: tuple[str, ...] = eqx.field(static=True)
     draws_rows: bool = eqx.field(static=True)
+    others: tuple[NumpyroModel, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[NumpyroModel, ...]:
+        """This one, and those for silos with other columns."""
+        return (self, *self.others)
+
+    @property
+    def has_kinds(self) -> bool:
+        return bool(self.others)
+
+    def kind(self, columns: Any) -> NumpyroModel:
+        """The one for a silo with these columns."""
+        for model in self.others:
+            if model.has_columns(columns):
+                return model
+        return self
+
+    def has_columns(self, columns: Any) -> bool:
+        """Whether these are the columns of this kind, with or without that of the units."""
+        return set(columns) - {self.unit} == set(self.example) - {self.unit}
+
+    def local_size(self, data: Data) -> int:
+        return self.kind(data.batch).own_num_local
+
+    @property
+    def own_num_local(self) -> int:
+        """The local latents of a unit of this kind."""
+        return sum(latent.size for latent in self.locals_)
 
     @property
     def num_global(self) -> int:
@@ -80,7 +112,7 @@ class NumpyroModel(LatentModel):
 
     @property
     def num_local(self) -> int:
-        return sum(latent.size for latent in self.locals_)
+        return max(model.own_num_local for model in self.kinds)
 
     @property
     def theta(self) -> dict[str, Array] | None:
@@ -122,6 +154,8 @@ class NumpyroModel(LatentModel):
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data, key: PRNGKeyArray
     ) -> dict[str, Float[Array, " u"]]:
         """What each local or observed site contributes to `log_joint`."""
+        if (model := self.kind(data.batch)) is not self:
+            return model.terms(theta, z_global, z_local, data, key)
         num_units = z_local.shape[0]
         weight = jnp.asarray(data.weight, z_global.dtype)
         if self.rows_are_units and len(weight) != num_units:
@@ -148,6 +182,15 @@ class NumpyroModel(LatentModel):
                 found[name] = jax.ops.segment_sum(rows, places[here], num_units)
         return found
 
+    def row_log_prob(self, z_global: Float[Array, " g"], columns: Mapping[str, Any]) -> Float[Array, " n"]:
+        """Log p(row | Z_G) of each row, for a model without local latents that sees all rows."""
+        if (model := self.kind(columns)) is not self:
+            return model.row_log_prob(z_global, columns)
+        values = cut(self.latents, z_global)
+        sites, _ = run_model(self.function, self._arguments(columns, None), values, self.learned)
+        rows = [sum_but(site_log_prob(sites[name]), axis) for name, axis in self.row_axes]
+        return sum(rows[1:], start=rows[0])
+
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> dict[str, Array]:
         values = cut(self.latents, z_global)
         sites, _ = run_model(self.function, self._arguments(self.example, None), values, theta)
@@ -157,6 +200,8 @@ class NumpyroModel(LatentModel):
     def constrain_local(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
     ) -> dict[str, Array]:
+        if (model := self.kind(data.batch)) is not self:
+            return model.constrain_local(theta, z_global, z_local, data)
         values = cut(self.latents, z_global) | cut_units(self.locals_, z_local)
         sites, _ = run_model(self.function, self._arguments(data.batch, z_local.shape[0]), values, theta)
         return {
@@ -180,6 +225,9 @@ class NumpyroModel(LatentModel):
         Units that are among `labels` have their row of `z_local`; all others are drawn from p(Z_u | Z_G).
         """
         given = as_mapping(x)
+        for model in self.others:  # the outcome need not be there
+            if set(given) - {model.unit} <= set(model.example) and not set(given) - {self.unit} <= set(self.example):
+                return model.expected_outcome(theta, z_global, x, key, z_local, labels)
         columns = {name: jnp.asarray(given[name]) for name in self.example if name in given and name != self.unit}
         absent = {name: None for name in self.example if name not in given and name != self.unit}
         num_rows = len(next(iter(columns.values())))
@@ -207,6 +255,11 @@ class NumpyroModel(LatentModel):
         return sites[self.row_axes[0][0]]["fn"].mean
 
     def prepare(self, value: PyTree) -> Data:
+        if self.others and not any(model.has_columns(as_mapping(value)) for model in self.kinds):
+            known = "; or ".join(", ".join(model.example) for model in self.kinds)
+            raise DataError(f"no kind of silo has the columns {', '.join(as_mapping(value))}; there are {known}")
+        if (model := self.kind(as_mapping(value))) is not self:
+            return model.prepare(value)
         columns = table(value, self.example, self.unit, self.missing)
         num_rows = len(next(iter(columns.values())))
         labels = self.unit_labels(value)
@@ -222,6 +275,8 @@ class NumpyroModel(LatentModel):
         return Data(columns, np.ones(num_rows), np.asarray(num_rows), units_of(labels, len(labels)))
 
     def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
+        if (model := self.kind(as_mapping(value))) is not self:
+            return model.unit_labels(value)
         if self.unit is None or not any(latent.unit_axis is not None for latent in self.locals_):
             return None
         return list(dict.fromkeys(labels_of(value, self.unit)))

@@ -1,0 +1,93 @@
+"""Steps in units of standard deviations, so that it does not matter in which units a model is written.
+
+The units are those of the start, and stay: units that followed q would shrink with it and grow with its noise. The mean
+of Z_G moves along the axes of the first q(Z_G), a unit's mean by its own first standard deviation, a coupling in units
+of the one over the other. Logs of scales and correlations have no units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from cavity.algorithms.ascent import Axes
+from cavity.algorithms.bound import Globals
+from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian
+
+COUPLING_SHARE = 0.1  # of its unit: a coupling sees noise of Z_G times that of the unit, and would wander
+
+
+class GlobalAxes(Axes):
+    """Those of what is shared.
+
+    Attributes:
+        root: of the covariance of the first q(Z_G).
+    """
+
+    root: Float[Any, "g g"]
+
+    @classmethod
+    def of(cls, q: GlobalGaussian) -> GlobalAxes:
+        """The axes of q, or of its scales where it has no correlations of its own."""
+        return cls(q.root if isinstance(q, DenseGlobal) else jnp.diag(jnp.exp(q.log_scale)))
+
+    def along(self, gradient: Globals) -> Globals:
+        return eqx.tree_at(lambda g: g.q.mean, gradient, jnp.asarray(self.root).T @ gradient.q.mean)
+
+    def back(self, update: Globals) -> Globals:
+        return eqx.tree_at(lambda u: u.q.mean, update, jnp.asarray(self.root) @ update.q.mean)
+
+
+class LocalAxes(Axes):
+    """Those of a silo's own parameters; all elementwise, so `along` and `back` are the same.
+
+    Attributes:
+        scale: standard deviations of the first q(Z_u | Z_G).
+        per_global: one over those of the first q(Z_G).
+    """
+
+    scale: Float[Any, "u l"]
+    per_global: Float[Any, " g"]
+
+    @classmethod
+    def of(cls, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes:
+        """The units of a silo's first q, beside the first of what is shared."""
+        root = GlobalAxes.of(shared).root
+        return cls(jnp.exp(own.log_scale), 1.0 / jnp.sqrt(jnp.sum(root**2, axis=1)))
+
+    def along(self, gradient: LocalGaussian) -> LocalGaussian:
+        return self._scaled(gradient)
+
+    def back(self, update: LocalGaussian) -> LocalGaussian:
+        return self._scaled(update)
+
+    def _scaled(self, change: LocalGaussian) -> LocalGaussian:
+        scale = jnp.asarray(self.scale)
+        slope = COUPLING_SHARE * jnp.asarray(self.per_global)
+
+        def times(leaf: Array | None, factor: Any) -> Array | None:
+            return None if leaf is None else leaf * factor
+
+        return LocalGaussian(
+            mean=change.mean * scale,
+            log_scale=change.log_scale,
+            coupling=times(change.coupling, scale[..., None] * slope),
+            below=change.below,
+            widening=times(change.widening, slope),
+        )
+
+
+class AllAxes(Axes):
+    """Both, for a silo that climbs by itself."""
+
+    shared: GlobalAxes
+    own: LocalAxes
+
+    def along(self, gradient: tuple[Globals, LocalGaussian]) -> tuple[Globals, LocalGaussian]:
+        return self.shared.along(gradient[0]), self.own.along(gradient[1])
+
+    def back(self, update: tuple[Globals, LocalGaussian]) -> tuple[Globals, LocalGaussian]:
+        return self.shared.back(update[0]), self.own.back(update[1])
