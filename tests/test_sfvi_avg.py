@@ -70,7 +70,7 @@ def test_a_new_centre_leaves_the_density_where_it_was():
     before = kept.q.log_prob(z_local, z_global - kept.centre)
     after = problem.start.own.q.log_prob(z_local, z_global - moved.q.mean)
     np.testing.assert_allclose(after, before, rtol=1e-10)
-    assert int(problem.own.ascent.count) == 3 * 1000
+    assert int(problem.start.own.ascent.count) == 3 * 1000
 
 
 def test_the_server_takes_the_barycentre():
