@@ -37,11 +37,19 @@ from cavity.state import Answer, Brief, Report
 
 
 class Kept(eqx.Module):
-    """What stays at a silo: q(Z_L | Z_G), the mean of Z_G that it is centred at, and along what it climbs."""
+    """What stays at a silo: q(Z_L | Z_G), the mean of Z_G that it is centred at, and how it climbs.
+
+    Attributes:
+        q: of its latents.
+        centre: the mean of Z_G that q is centred at.
+        axes: along which it climbs.
+        optimiser: the leaves of its optimiser's state, where that lasts from round to round.
+    """
 
     q: LocalGaussian
     centre: Float[Any, " g"]
     axes: AllAxes | None = None
+    optimiser: tuple[Any, ...] = ()
 
 
 class Averages(eqx.Module):
@@ -95,10 +103,11 @@ class LocalAscent(Solver):
     def init(self, problem: Task) -> Alone:
         start = problem.start
         shared, q = start.shared, start.own.q
+        before, first = start.own.ascent, self.ascent.init((shared, q))
         return Alone(
             shared=shared,
             q=q,
-            ascent=eqx.tree_at(lambda a: a.count, self.ascent.init((shared, q)), start.own.ascent.count),
+            ascent=AscentState(before.count, before.leaves or first.leaves),
             bound=jnp.zeros((), shared.q.mean.dtype),
             steps=jnp.asarray(0),
         )
@@ -138,16 +147,20 @@ class SFVIAvg(CombiningAlgorithm):
     Attributes:
         model: such as `numpyro_model(...)`, with the same likelihood at every silo.
         structured: family and estimator.
-        solver: the silo's ascent.
+        solver: the silo's climb.
+        ascent: its optimiser.
         local_steps: m.
         num_rounds: how many are planned.
+        keeps_optimiser: whether its state lasts from round to round.
     """
 
     model: LatentModel
     structured: StructuredInference
     solver: Solver
+    ascent: Ascent
     local_steps: Int[Array, ""]
     num_rounds: int = eqx.field(static=True)
+    keeps_optimiser: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -159,6 +172,7 @@ class SFVIAvg(CombiningAlgorithm):
         step_size: float = 0.02,
         optimiser: Callable[[Any], Any] | None = None,
         decay: bool = True,
+        keeps_optimiser: bool = False,
         as_printed: bool = False,
         **options: Any,
     ):
@@ -172,6 +186,8 @@ class SFVIAvg(CombiningAlgorithm):
             step_size: of the optimiser.
             optimiser: from a step size to an optax transformation; None is Adam.
             decay: whether the step size falls.
+            keeps_optimiser: whether the optimiser's state stays at the silo from round to round; else each round
+                begins anew, and the first steps of an adaptive one are as long for noise as for a slope.
             as_printed: scale the joint density alone, as in the paper's Algorithm 2.
             options: those of `structured_inference`.
         """
@@ -187,8 +203,9 @@ class SFVIAvg(CombiningAlgorithm):
         if not isinstance(self.structured.start.q, (MeanFieldGlobal, DenseGlobal)):
             raise CavityError("SFVI-Avg averages dense and mean-field families; a barycentre would leave any other")
         self.local_steps, self.num_rounds = as_count(local_steps), num_rounds
-        ascent = Ascent(optimiser, step_size, num_rounds * local_steps if decay else None)
-        self.solver = LocalAscent(self.structured, ascent, local_steps, total, as_printed)
+        self.keeps_optimiser = keeps_optimiser
+        self.ascent = Ascent(optimiser, step_size, num_rounds * local_steps if decay else None)
+        self.solver = LocalAscent(self.structured, self.ascent, local_steps, total, as_printed)
 
     @property
     def prior(self) -> Globals:
@@ -213,7 +230,8 @@ class SFVIAvg(CombiningAlgorithm):
         """A silo's state that goes on from here."""
         ours, own = self.structured.axes(shared.q), self.structured.own_axes(q, shared.q)
         axes = None if ours is None or own is None else AllAxes(ours, own)
-        return jax.tree.map(np.asarray, Kept(q, shared.q.mean, axes))
+        optimiser = self.ascent.init((shared, q)).leaves if self.keeps_optimiser else ()
+        return jax.tree.map(np.asarray, Kept(q, shared.q.mean, axes, optimiser))
 
     def adopt_globals(self, shared: Globals) -> Averages:
         """The server's own state that goes on from here."""
@@ -221,7 +239,10 @@ class SFVIAvg(CombiningAlgorithm):
 
     def resized(self, local: Kept, num_units: int) -> Kept:
         axes = local.axes and AllAxes(local.axes.shared, resized(local.axes.own, num_units))
-        return Kept(resized(local.q, num_units), local.centre, axes)
+        q = resized(local.q, num_units)
+        like = jax.eval_shape(self.ascent.init, (self.prior, q)).leaves if local.optimiser else ()
+        optimiser = tuple(_cut_or_padded(leaf, to.shape) for leaf, to in zip(local.optimiser, like, strict=True))
+        return Kept(q, local.centre, axes, optimiser)
 
     def initial_method(self, num_clients: int) -> Averages:
         return Averages(np.asarray(0, np.int32), np.asarray(np.nan))
@@ -233,14 +254,15 @@ class SFVIAvg(CombiningAlgorithm):
         # the same density around the new mean
         q = local.q.recentred(brief.posterior.q.mean - local.centre)
         steps_before = jnp.asarray(brief.shared, jnp.int32) * self.local_steps.astype(jnp.int32)
-        own = Own(q, AscentState(steps_before, ()))
+        own = Own(q, AscentState(steps_before, local.optimiser))
         nothing = Exchange(jnp.zeros((0, 0), q.mean.dtype), jnp.zeros(2, jnp.uint32))
         return Task(Silo(brief.posterior, own, nothing, data), local.axes)
 
     def answer(self, brief: Brief, local: Kept, problem: Task, solution: Alone) -> tuple[Answer, Kept]:
         nothing = jnp.full_like(solution.bound, jnp.nan)
         report = Report(residual=nothing, free_energy=solution.bound, steps=solution.steps, converged=jnp.asarray(True))
-        return Answer(solution.shared, report), Kept(solution.q, solution.shared.q.mean, local.axes)
+        optimiser = solution.ascent.leaves if self.keeps_optimiser else ()
+        return Answer(solution.shared, report), Kept(solution.q, solution.shared.q.mean, local.axes, optimiser)
 
     def combine(
         self, posterior: Globals, method: Averages, exchange: PyTree, answers: Answer, share: Any
@@ -253,6 +275,15 @@ class SFVIAvg(CombiningAlgorithm):
 
     def bound(self, method: Averages) -> Any:
         return method.bound
+
+
+def _cut_or_padded(leaf: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The same with as many units; nothing is known of those that are added."""
+    leaf = np.asarray(leaf)
+    if leaf.shape == shape:
+        return leaf
+    more = np.zeros((max(shape[0] - len(leaf), 0), *shape[1:]), leaf.dtype)
+    return np.concatenate([leaf[: shape[0]], more])
 
 
 def barycentre(stacked: Any) -> GlobalGaussian:
