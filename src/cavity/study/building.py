@@ -72,11 +72,11 @@ def study_algorithm(study: Study, scaling: Scaling) -> Algorithm:
         )
     assert choice.step_size is not None
     if choice.method == "sfvi":
-        steps = {} if study.run.rounds is None else {"num_steps": study.run.rounds}
+        steps: dict[str, Any] = {} if study.run.rounds is None else {"num_steps": study.run.rounds}
         return SFVI(model, step_size=choice.step_size, **steps)
     assert choice.local_steps is not None
     assert choice.total is not None
-    rounds = {} if study.run.rounds is None else {"num_rounds": study.run.rounds}
+    rounds: dict[str, Any] = {} if study.run.rounds is None else {"num_rounds": study.run.rounds}
     return SFVIAvg(model, total=choice.total, local_steps=choice.local_steps, step_size=choice.step_size, **rounds)
 
 

@@ -32,7 +32,7 @@ def check(study: Study, table: Any, name: str | None = None) -> list[Finding]:
         name: of the client, if it is to be checked against the list.
     """
     table = as_table(table)
-    findings = list(_name_findings(study, name))
+    findings = [] if name is None else list(name_findings(study, name))
     rows = read_rows(study.used_columns, table)
     findings += rows.findings
     unused = [column for column in table.columns if column not in {used.name for used in study.used_columns}]
@@ -52,8 +52,9 @@ def check(study: Study, table: Any, name: str | None = None) -> list[Finding]:
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def _name_findings(study: Study, name: str | None) -> Iterator[Finding]:
-    if name is not None and name not in study.clients:
+def name_findings(study: Study, name: str) -> Iterator[Finding]:
+    """Whether a client is one of the study's."""
+    if name not in study.clients:
         near = difflib.get_close_matches(name, study.clients, 1)
         hint = f" (is {near[0]!r} meant?)" if near else ""
         yield Finding(Severity.ERROR, f"the study has no client {name!r}{hint}; it has {', '.join(study.clients)}")

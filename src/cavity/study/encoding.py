@@ -17,7 +17,7 @@ from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import Scaling
-from cavity.study.table import Table, as_table
+from cavity.study.table import as_table
 
 ROUNDING = 1e-11  # relative: what is below this, in a solution of linear equations, is zero
 
@@ -80,7 +80,7 @@ class FormulaEncoding(Encoding):
         return x, np.asarray(rows.values[self.columns[0].name], float)
 
     def features(self, table: Any) -> np.ndarray:
-        table: Table = as_table(table)
+        table = as_table(table)
         rows = self.read(table, with_outcome=False, may_drop=False)
         refuse(rows.findings)
         x, findings = self.matrix(rows, table.counted_as)

@@ -120,7 +120,7 @@ class Section:
         if isinstance(value, str):
             part = Part(value)
         elif isinstance(value, dict):
-            word, number = next(iter(value.items()), ("", None))
+            word, number = next(iter(value.items()), ("", math.nan))
             if len(value) != 1 or not is_number(number):
                 self.problem(key, "it must be a word, or one word and its number: { word = number }")
                 return None
