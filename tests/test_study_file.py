@@ -29,7 +29,11 @@ def test_a_study_is_read_with_its_defaults(tmp_path):
     assert study.columns[1] == Category(name="rx", levels=("placebo", "low", "high"), reference="placebo")
     assert study.columns[2] == Number(name="age", unit="years", range=(18.0, 110.0), missing=Missing.DROP)
     assert (study.prior.scale, study.prior.intercept_scale, study.prior.log_noise_scale) == (2.5, 10.0, None)
-    assert (study.algorithm.method, study.algorithm.family, study.algorithm.damping) == ("pvi", "full", Part("adaptive"))
+    assert (study.algorithm.method, study.algorithm.family, study.algorithm.damping) == (
+        "pvi",
+        "full",
+        Part("adaptive"),
+    )
     assert (study.run.schedule, study.run.rounds, study.run.tolerance) == (Part("synchronous"), None, 1e-6)
     assert [column.name for column in study.used_columns] == ["died", "rx", "age", "sex"]
     assert study.scaling_rules == {}
@@ -97,28 +101,44 @@ def test_everything_can_be_said():
         ('type = "number"', 'type = "numbr"', "there is no 'numbr' (is 'number' meant?)"),
         ('type = "number"', 'type = "text"', "columns.age.range"),
         ('type = "number"', "", "columns.age.type (line 16): it is missing"),
-        ("range = [18, 110]", "range = [110, 18]", "columns.age.range (line 19): it must be a list [smallest, largest]"),
+        (
+            "range = [18, 110]",
+            "range = [110, 18]",
+            "columns.age.range (line 19): it must be a list [smallest, largest]",
+        ),
         ("range = [18, 110]", "range = [18, true]", "it must be a list [smallest, largest]"),
         ('missing = "drop"', 'missing = "ignore"', "there is no 'ignore'; there is: refuse, drop"),
         ('missing = "drop"', 'missing = "level"', "there is no 'level'; there is: refuse, drop"),
         ('levels = ["f", "m"]', 'levels = ["f"]', "columns.sex.levels (line 24): agree on at least two levels"),
         ('levels = ["f", "m"]', 'levels = ["f", "m"]\nreference = "x"', "'x' is not one of the levels: f, m"),
         ('levels = ["f", "m"]', "", "columns.sex.levels (line 22): it is missing"),
-        ('unit = "years"', 'scaling = { centre = 1 }', "columns.age.scaling.scale"),
-        ('unit = "years"', 'scaling = { centre = 1, scale = -1 }', "it must be a positive number, not -1"),
-        ('unit = "years"', 'scaling = { center = 1, scale = 1 }', "there is no such key (is 'centre' meant?)"),
+        ('unit = "years"', "scaling = { centre = 1 }", "columns.age.scaling.scale"),
+        ('unit = "years"', "scaling = { centre = 1, scale = -1 }", "it must be a positive number, not -1"),
+        ('unit = "years"', "scaling = { center = 1, scale = 1 }", "there is no such key (is 'centre' meant?)"),
         ('unit = "years"', 'scaling = "federal"', "there is no 'federal' (is 'federated' meant?)"),
         ('type = "boolean"', 'type = "integer"', "boolean, a category of two levels, or 0 and 1"),
         ("[columns.died]", "min_rows = 0\n[columns.died]", "model.min_rows"),
         ('id = "trial-1"', 'id = "trial-1"\nmin_rows = 0', "a whole number of at least 1, not 0"),
         ('id = "trial-1"', 'id = "trial-1"\nmin_rows = true', "a whole number of at least 1, not True"),
-        ("[columns.died]", "[prior]\nscale = -1\n[columns.died]", "prior.scale (line 10): it must be a positive number"),
+        (
+            "[columns.died]",
+            "[prior]\nscale = -1\n[columns.died]",
+            "prior.scale (line 10): it must be a positive number",
+        ),
         ("[columns.died]", "[prior]\nscale = nan\n[columns.died]", "prior.scale"),
-        ("[columns.died]", "[prior.scales]\nagee = 1\n[columns.died]", "prior.scales.agee (line 10): there is no such coef"),
+        (
+            "[columns.died]",
+            "[prior.scales]\nagee = 1\n[columns.died]",
+            "prior.scales.agee (line 10): there is no such coef",
+        ),
         ("[columns.died]", "[prior]\nlog_noise_scale = 1\n[columns.died]", "there is no such key"),
         ("[columns.died]", '[algorithm]\nmethod = "pvy"\n[columns.died]', "(is 'pvi' meant?)"),
         ("[columns.died]", '[algorithm]\nmethod = "fedgvi"\n[columns.died]', "algorithm.loss (line 9): it is missing"),
-        ("[columns.died]", '[algorithm]\nloss = "nll"\n[columns.died]', "algorithm.loss (line 10): there is no such key"),
+        (
+            "[columns.died]",
+            '[algorithm]\nloss = "nll"\n[columns.died]',
+            "algorithm.loss (line 10): there is no such key",
+        ),
         ("[columns.died]", "[algorithm]\ndamping = { fixed = 2 }\n[columns.died]", "a damping exponent lies in (0, 1]"),
         ("[columns.died]", '[algorithm]\ndamping = "fixed"\n[columns.died]', "needs a number: { fixed = ... }"),
         ("[columns.died]", "[algorithm]\ndamping = { adaptive = 2 }\n[columns.died]", "takes no (such) number"),
@@ -126,7 +146,7 @@ def test_everything_can_be_said():
         ("[columns.died]", "[run]\nschedule = { sampled-share = 1.5 }\n[columns.died]", "lies in (0, 1]"),
         ("[columns.died]", "[run]\nschedule = { a = 1, b = 2 }\n[columns.died]", "one word and its number"),
         ("[columns.died]", "[run]\nrounds = 0\n[columns.died]", "run.rounds (line 10)"),
-        ("[columns.died]", "[columns.died]\nmissing = \"level\"", "there is no 'level'"),
+        ("[columns.died]", '[columns.died]\nmissing = "level"', "there is no 'level'"),
         ('name = "A trial"', 'name = "A trial', "it is not TOML"),
     ],
 )
@@ -150,7 +170,7 @@ def test_a_scaled_column_cannot_be_inside_of_a_function():
 
 def test_a_model_of_ones_own_has_no_prior_family_or_kind():
     own = 'name = "o"\nid = "o"\nclients = ["a"]\n[model]\nfunction = "package.module:make"\n'
-    study = parse_study(own + "[model.arguments]\nwidth = 3\n[columns.y]\ntype = \"number\"")
+    study = parse_study(own + '[model.arguments]\nwidth = 3\n[columns.y]\ntype = "number"')
     assert study.model.arguments == (("width", 3),)
     assert study.prior is None
     assert [column.name for column in study.used_columns] == ["y"]
@@ -183,7 +203,9 @@ def test_comments_and_order_do_not_change_the_hash(seed):
 
 
 def test_a_default_that_is_spelled_out_does_not_change_the_hash():
-    spelled = 'min_rows = 10\nscaling = "none"\n' + TRIAL + '[prior]\nscale = 2.5\nintercept_scale = 10\n[run]\nseed = 0\n'
+    spelled = (
+        'min_rows = 10\nscaling = "none"\n' + TRIAL + "[prior]\nscale = 2.5\nintercept_scale = 10\n[run]\nseed = 0\n"
+    )
     assert parse_study(spelled).hash == trial().hash
     assert differences(parse_study(spelled), trial()) == []
 
@@ -205,7 +227,7 @@ def test_a_default_that_is_spelled_out_does_not_change_the_hash():
         ('unit = "years"', 'unit = "years"\nmissing_codes = ["-9"]', "columns.age.missing_codes"),
         ('type = "number"', 'type = "integer"', "columns.age.type"),
         ("[columns.died]", "[prior]\nscale = 1\n[columns.died]", "prior.scale"),
-        ("[columns.died]", "[prior.scales]\n\"sex[T.m]\" = 1\n[columns.died]", 'prior.scales."sex[T.m]"'),
+        ("[columns.died]", '[prior.scales]\n"sex[T.m]" = 1\n[columns.died]', 'prior.scales."sex[T.m]"'),
         ("[columns.died]", "[algorithm]\ndamping = { fixed = 0.5 }\n[columns.died]", "algorithm.damping"),
         ("[columns.died]", '[algorithm]\nfamily = "diagonal"\n[columns.died]', "algorithm.family"),
         ("[columns.died]", '[run]\nschedule = "sequential"\n[columns.died]', "run.schedule"),

@@ -26,6 +26,8 @@ from cavity.study.scaling import ScaledColumn, Scaling, scaling_from, sums_of
 from cavity.study.schema import PriorChoice
 from cavity.study.table import Table, as_table
 
+Real = float | int
+
 
 def regression(
     formula: str,
@@ -34,12 +36,12 @@ def regression(
     family: str = "logistic",
     levels: Mapping[str, Sequence[str]] | None = None,
     drop_missing: bool = False,
-    scaling: Mapping[str, tuple[float, float]] | None = None,
+    scaling: Mapping[str, tuple[Real, Real]] | None = None,
     standardise: bool = False,
-    noise_sd: float | None = None,
-    prior_scale: float | None = None,
-    intercept_scale: float = INTERCEPT_SCALE,
-    prior_scales: Mapping[str, float] | None = None,
+    noise_sd: Real | None = None,
+    prior_scale: Real | None = None,
+    intercept_scale: Real = INTERCEPT_SCALE,
+    prior_scales: Mapping[str, Real] | None = None,
     covariance: type[Gaussian] | None = None,
     method: Callable[[Regression], Any] = PVI,
     schedule: Schedule | None = None,
@@ -85,10 +87,13 @@ def regression(
     columns = _columns(parsed, tables, family, dict(levels or {}), drop_missing=drop_missing)
     _tell_left_out(columns, tables)
     chosen = _scaling(parsed, columns, tables, dict(scaling or {}), standardise=standardise)
-    scale = slope_scale(family) if prior_scale is None else prior_scale
-    prior = PriorChoice(scale, intercept_scale, LOG_NOISE_SCALE, tuple((prior_scales or {}).items()))
+    prior = _prior(
+        slope_scale(family) if prior_scale is None else prior_scale, intercept_scale, dict(prior_scales or {})
+    )
     encoding = FormulaEncoding(formula, columns, chosen)
-    model = regression_model(family, encoding, prior, family=covariance, noise_sd=noise_sd)
+    model = regression_model(
+        family, encoding, prior, family=covariance, noise_sd=None if noise_sd is None else float(noise_sd)
+    )
     return run(
         method(model),
         tables,
@@ -98,6 +103,14 @@ def regression(
         seed=seed,
         progress=progress,
     )
+
+
+def _prior(scale: Real, intercept_scale: Real, scales: dict[str, Real]) -> PriorChoice:
+    for name, value in {"prior_scale": scale, "intercept_scale": intercept_scale, **scales}.items():
+        if not value > 0:
+            raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
+    single = tuple((name, float(value)) for name, value in scales.items())
+    return PriorChoice(float(scale), float(intercept_scale), LOG_NOISE_SCALE, single)
 
 
 def _tables(frames: Mapping[str, Any]) -> dict[str, Table]:
@@ -149,7 +162,7 @@ def _scaling(
     formula: Formula,
     columns: tuple[Column, ...],
     tables: Mapping[str, Table],
-    given: dict[str, tuple[float, float]],
+    given: dict[str, tuple[Real, Real]],
     *,
     standardise: bool,
 ) -> Scaling:
