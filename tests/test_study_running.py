@@ -8,6 +8,7 @@ import pytest
 
 import cavity
 from cavity.errors import DataError, StudyError
+from cavity.interfaces import LatentModel
 from cavity.study import Scaling, parse_study, study_algorithm, study_schedule
 from cavity.study.checking import check
 from cavity.study.disclosure import shipments
@@ -84,10 +85,14 @@ def test_what_is_wrong_at_any_client_is_told_of_all():
 def own(monkeypatch):
     """A package of the user's own, with models of several kinds."""
     module = types.ModuleType("own_models")
-    module.linear = lambda width=1: cavity.models.linear_regression(int(width), noise_sd=1.0)
-    module.nothing = lambda: None
 
-    def wards(ward_scale=1.0):
+    def linear(width: int = 1) -> cavity.models.Regression:
+        return cavity.models.linear_regression(width, noise_sd=1.0)
+
+    def nothing() -> cavity.models.Regression:
+        return None
+
+    def wards(ward_scale: float = 1.0) -> LatentModel:
         import numpyro
         from numpyro import distributions as dist
 
@@ -100,7 +105,8 @@ def own(monkeypatch):
         example = {"ward": ["a", "b"], "dose": np.zeros(2), "outcome": np.zeros(2)}
         return cavity.models.numpyro_model(model, example, unit="ward", num_units="num_wards")
 
-    module.wards = wards
+    module.linear, module.nothing, module.wards = linear, nothing, wards
+    module.silent = lambda: linear()
     monkeypatch.setitem(sys.modules, "own_models", module)
 
 
@@ -142,7 +148,14 @@ def test_a_model_of_ones_own_by_formula():
     [
         ("own_models:linear", "no_such_package:linear", "no module 'no_such_package' here"),
         ("own_models:linear", "own_models:none", "no function 'none'"),
-        ("own_models:linear", "own_models:nothing", "cannot be called|and not a model"),
+        ("own_models:linear", "own_models:silent", "annotate it"),
+        ("own_models:linear", "os:system", "no function 'system' that says it returns a model"),
+        ("own_models:linear", "pandas:read_pickle", "no function 'read_pickle' that says"),
+        (
+            'own_models:linear"\nformula = "y ~ x"\narguments = { width = 1 }',
+            'own_models:nothing"\nformula = "y ~ x"',
+            "and not a model",
+        ),
         ("width = 1", "widht = 1", "cannot be called"),
         ('id = "own"', 'id = "own"\n[algorithm]\nmethod = "sfvi"\n', "no local latents"),
     ],

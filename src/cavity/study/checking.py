@@ -64,14 +64,13 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
     """About rows that could be read."""
     model = study_model(study, Scaling())
     if study.model.formula is None:
-        try:
-            as_data(model, rows.values)
-        except DataError as error:
-            yield Finding(Severity.ERROR, f"the model does not take these rows: {error}")
+        yield from _model_findings(model, rows.values)
         return
     encoding = FormulaEncoding(study.model.formula, study.used_columns)
     x, not_finite = encoding.matrix(rows, table.counted_as)
     yield from not_finite
+    if not not_finite:
+        yield from _model_findings(model, (x, rows.values[study.used_columns[0].name]))
     yield from _column_notes(study, rows)
     if study.model.function is None:
         yield from few_rows(len(rows), len(model.parameter_names))
@@ -80,6 +79,14 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
         if np.isin(column, (0, 1)).all() and 0 < count < SMALL_GROUP:
             message = f"{name}: a group of {count} rows, which the factor shows nearly as it is"
             yield Finding(Severity.WARNING, message)
+
+
+def _model_findings(model: Any, batch: Any) -> Iterator[Finding]:
+    """The model's own word on the rows."""
+    try:
+        as_data(model, batch)
+    except DataError as error:
+        yield Finding(Severity.ERROR, f"the model does not take these rows: {error}")
 
 
 def few_rows(num_rows: int, num_coefficients: int) -> Iterator[Finding]:

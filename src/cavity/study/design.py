@@ -56,6 +56,8 @@ class Design:
 def _spec(design: Design) -> Any:
     """What formulaic knows of the columns, from the template."""
     for column in design.columns:
+        if column.name == INTERCEPT:
+            raise StudyError(f"a column cannot be called '{INTERCEPT}'; rename it")
         if isinstance(column, Text):
             raise StudyError(f"the formula uses the column '{column.name}', which is text; declare it as a category")
     computed = parse_formula(design.formula).computed

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -90,8 +91,12 @@ def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
             f"model.function: there is no module {error.name!r} here; install the package that has {function!r}. No "
             "code comes with a study"
         ) from None
-    if not callable(maker := getattr(module, name, None)):
-        raise StudyError(f"model.function: the module {module_name!r} has no function {name!r}")
+    maker = getattr(module, name, None)
+    if not _makes_models(maker):
+        raise StudyError(
+            f"model.function: the module {module_name!r} has no function {name!r} that says it returns a model; "
+            f"annotate it, `def {name}(...) -> cavity.interfaces.Model`, so that a study can call nothing else here"
+        )
     try:
         model = maker(**arguments)
     except TypeError as error:
@@ -101,6 +106,22 @@ def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
             f"model.function: {function} returned a {type(model).__name__}, and not a model of Cavity's kind"
         )
     return model
+
+
+def _makes_models(maker: Any) -> bool:
+    """Whether it is a model class, or a function whose annotation promises one.
+
+    A study file comes from others, and `os:system` is installed everywhere too.
+    """
+    if isinstance(maker, type):
+        return issubclass(maker, (Model, LatentModel))
+    if not isinstance(maker, types.FunctionType):
+        return False
+    try:
+        promised = get_type_hints(maker).get("return")
+    except (NameError, TypeError):
+        return False
+    return isinstance(promised, type) and issubclass(promised, (Model, LatentModel))
 
 
 def describe(model: ModelChoice) -> str:
