@@ -91,7 +91,7 @@ def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
             f"model.function: there is no module {error.name!r} here; install the package that has {function!r}. No "
             "code comes with a study"
         ) from None
-    maker = getattr(module, name, None)
+    maker: Any = getattr(module, name, None)
     if not _makes_models(maker):
         raise StudyError(
             f"model.function: the module {module_name!r} has no function {name!r} that says it returns a model; "
