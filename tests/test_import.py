@@ -7,7 +7,19 @@ import sys
 
 import pytest
 
-HEAVY = ["numpyro", "flwr", "matplotlib", "pandas", "sklearn", "arviz", "typer", "rich", "optax", "scipy.optimize"]
+HEAVY = [
+    "formulaic",
+    "numpyro",
+    "flwr",
+    "matplotlib",
+    "pandas",
+    "sklearn",
+    "arviz",
+    "typer",
+    "rich",
+    "optax",
+    "scipy.optimize",
+]
 
 
 def in_a_new_process(code: str, **environment: str) -> str:

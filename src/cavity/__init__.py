@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers
+    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
     from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cavity.interfaces import ClientSource
     from cavity.results import Fit, load, resume, run
     from cavity.selection import choose
+    from cavity.study.by_formula import regression
 
 __version__ = "0.1.0"
 
@@ -48,11 +49,13 @@ __all__ = [
     "load",
     "losses",
     "models",
+    "regression",
     "resume",
     "run",
     "schedules",
     "server",
     "solvers",
+    "study",
 ]
 
 _HOME = {
@@ -67,6 +70,7 @@ _HOME = {
     "choose": "cavity.selection",
     "kl": "cavity.diagnostics",
     "load": "cavity.results",
+    "regression": "cavity.study.by_formula",
     "resume": "cavity.results",
     "run": "cavity.results",
 }

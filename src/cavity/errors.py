@@ -5,6 +5,18 @@ class CavityError(ValueError):
     """Anything that a user can mend: bad data, a bad choice of parts, a file that cannot be read."""
 
 
+class StudyError(CavityError):
+    """A study file says something that cannot be, or does not say something that it must.
+
+    Attributes:
+        problems: all of them, one line each.
+    """
+
+    def __init__(self, *problems: str):
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
 class DataError(CavityError):
     """A client's data cannot be used as they are."""
 

@@ -17,7 +17,7 @@ from cavity import diagnostics, federation, ledger, running, silos, wire
 from cavity.data.clients import prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, Schedule
+from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, ReportedModel, Schedule
 from cavity.models.globals_only import SERVER, GlobalsOnly
 from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
@@ -72,9 +72,18 @@ class Fit:
             with jax.enable_x64(True):
                 flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
             return summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
-        return summarise(
-            self.posterior, self.server.prior, self.algorithm.model.parameter_names, level, self._remarks()
-        )
+        posterior, prior = self._reported(self.posterior), self._reported(self.server.prior)
+        return summarise(posterior, prior, self.algorithm.model.parameter_names, level, self._remarks())
+
+    @property
+    def reported(self) -> Any:
+        """The posterior of what `summary` shows: in the units of the data, where the model computes in others."""
+        return self._reported(self.posterior)
+
+    def _reported(self, q: Any) -> Any:
+        model = self.algorithm.model
+        with jax.enable_x64(True):
+            return model.reported(q) if isinstance(model, ReportedModel) else q
 
     def _named_draws(self, num_draws: int, seed: int = 0) -> dict[str, jax.Array] | None:
         """Draws in the terms of the model's author, of a model whose parameters live on another scale; else None."""
@@ -151,6 +160,8 @@ class Fit:
             )
         if last is not None and last["unconverged"]:
             remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
+        if isinstance(self.algorithm.model, ReportedModel):
+            remarks += self.algorithm.model.remarks
         return tuple(remarks)
 
     def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
@@ -234,7 +245,7 @@ class Fit:
                 without = self.withdraw(name).posterior
             else:
                 without = ledger.withdraw(self.algorithm, self.server, name).posterior
-            weighed[name] = diagnostics.influence(without, self.posterior, names)
+            weighed[name] = diagnostics.influence(self._reported(without), self.reported, names)
         return weighed
 
     def row_influence(self, client: str, rows: PyTree, *, seed: int = 0) -> list[diagnostics.Influence]:
@@ -256,6 +267,7 @@ class Fit:
         model, data = self.algorithm.model, (self.clients or {})[client]
         added = prepare_client(model, client, rows)
         moved = diagnostics.posteriors_with_rows(self.algorithm, self.server, client, data, added, seed)
+        moved = [self._reported(posterior) for posterior in moved]
         return [diagnostics.influence(posterior, moved[0], model.parameter_names) for posterior in moved[1:]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -271,7 +283,7 @@ class Fit:
         import arviz
 
         with jax.enable_x64(True):
-            draws = self.posterior.sample(jax.random.key(seed), (num_draws,))
+            draws = self.reported.sample(jax.random.key(seed), (num_draws,))
             flat = jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws)
         columns = np.asarray(flat).T
         names = self.algorithm.model.parameter_names

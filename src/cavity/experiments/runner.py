@@ -13,11 +13,9 @@ JSON file at every moment, so that an interrupted run loses nothing that it has 
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from cavity.errors import CavityError
 from cavity.store.directory import write_atomically
+from cavity.store.versions import versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESULT = "result.json"
-_PACKAGES = ("cavity", "jax", "jaxlib", "equinox", "numpy")
 
 
 class Size(enum.Enum):
@@ -196,17 +194,6 @@ def run(
     journal = Journal(name, directory, say, size=size, seed=seed)
     experiment(journal, size, seed)
     return journal.close()
-
-
-def versions() -> dict[str, str]:
-    """What computed: Python, the packages, the processors."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed as a package"
-    return found | {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
 
 
 def plain(value: Any) -> Any:

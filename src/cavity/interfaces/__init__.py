@@ -29,6 +29,7 @@ from cavity.interfaces.models import (
     ClosedFormMean,
     ConjugateModel,
     Data,
+    Encoding,
     ExpectedPower,
     Likelihood,
     LinearModel,
@@ -38,6 +39,7 @@ from cavity.interfaces.models import (
     PredictorDraws,
     PredictorModel,
     PseudoRows,
+    ReportedModel,
     pad,
 )
 from cavity.interfaces.solving import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
@@ -54,6 +56,7 @@ __all__ = [
     "Data",
     "Distribution",
     "Divergence",
+    "Encoding",
     "Engine",
     "ExpectedPower",
     "LatentModel",
@@ -69,6 +72,7 @@ __all__ = [
     "PredictorModel",
     "Problem",
     "PseudoRows",
+    "ReportedModel",
     "RowAlgorithm",
     "Schedule",
     "Solution",

@@ -183,6 +183,43 @@ class PredictiveModel(Model):
         """A `Prediction` of the outcomes at `x`; by Monte Carlo with `num_draws`, in closed form where None."""
 
 
+class Encoding(eqx.Module):
+    """How the rows that people have become the numbers that a model computes with, and coefficients come back."""
+
+    @abc.abstractmethod
+    def rows(self, table: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, p] and outcomes [n] of a client's table. Raises DataError saying all that is wrong with it."""
+
+    @abc.abstractmethod
+    def features(self, table: Any) -> np.ndarray:
+        """Features [n, p] of new rows, whose outcomes are not known."""
+
+    @abc.abstractmethod
+    def to_computed(self) -> Float[np.ndarray, "w w"] | None:
+        """B with computed = B @ reported, for the coefficients of one predictor, its intercept first.
+
+        None where they are the same.
+        """
+
+    @property
+    @abc.abstractmethod
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the coefficients should know about their units."""
+
+
+class ReportedModel(Model):
+    """A promise: parameters can be told in the units of the data, where the model computes in others."""
+
+    @abc.abstractmethod
+    def reported(self, q: Any) -> Any:
+        """The same distribution, of the parameters in the units of the data."""
+
+    @property
+    @abc.abstractmethod
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the parameters should know about their units."""
+
+
 class PseudoRows(Model):
     """A promise: Gaussian rows can be reweighted and shifted, which turns weighted score matching into a likelihood."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.checks import numeric_matrix, numeric_vector
@@ -21,11 +22,13 @@ from cavity.errors import CavityError, DataError
 from cavity.interfaces import (
     ConjugateModel,
     Data,
+    Encoding,
     Likelihood,
     LinearModel,
     PredictiveModel,
     PredictorDraws,
     PseudoRows,
+    ReportedModel,
 )
 from cavity.likelihoods import (
     BernoulliLogit,
@@ -40,7 +43,7 @@ from cavity.models.prediction import Prediction, predict_from_predictor
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
 
 
-class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, PredictiveModel):
+class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, PredictiveModel, ReportedModel):
     """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
 
     Attributes:
@@ -50,6 +53,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
         intercept: whether a column of ones is put in front of x.
         outputs: one name per predictor, for the names of coefficients.
         constant: which predictors see the intercept only (the log of a common noise).
+        encoding: how a table becomes x and y; None takes them as they are given.
     """
 
     prior: Gaussian
@@ -58,6 +62,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
     intercept: bool = eqx.field(static=True, default=True)
     outputs: tuple[str, ...] = eqx.field(static=True, default=("",))
     constant: tuple[bool, ...] = eqx.field(static=True, default=(False,))
+    encoding: Encoding | None = None
 
     def __check_init__(self) -> None:
         expected = len(self.parameter_names)
@@ -125,7 +130,10 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
         return batch[0], y + share * (y - f[:, 0])
 
     def prepare(self, batch: PyTree) -> PyTree:
-        x, y = _x_and_y(batch)
+        if self.encoding is None or isinstance(batch, (tuple, list)):
+            x, y = _x_and_y(batch)
+        else:
+            x, y = self.encoding.rows(batch)
         x = numeric_matrix(x, self.features)
         y = numeric_vector(y)
         if len(x) != len(y):
@@ -135,9 +143,32 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
         return x, y
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
+        if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
+            x = self.encoding.features(x)
         designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
         mean, covariance = posterior.map_moments(designs)
         return predict_from_predictor(key, self.likelihood, mean, covariance, num_draws)
+
+    def reported(self, q: Gaussian) -> Gaussian:
+        block = None if self.encoding is None else self.encoding.to_computed()
+        if block is None:
+            return q
+        matrix = _block_diagonal([np.eye(1) if constant else block for constant in self.constant])
+        # theta = B theta', so h . theta - theta' Lambda theta / 2 has B'h and B' Lambda B
+        mean, precision = np.asarray(q.mean), np.asarray(q.precision_matrix)
+        return FullGaussian(matrix.T @ (precision @ mean), matrix.T @ precision @ matrix)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return () if self.encoding is None else self.encoding.remarks
+
+
+def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    edges = np.cumsum([0, *(len(block) for block in blocks)])
+    whole = np.zeros((edges[-1], edges[-1]))
+    for block, start, end in zip(blocks, edges, edges[1:], strict=False):
+        whole[start:end, start:end] = block
+    return whole
 
 
 def _x_and_y(batch: PyTree) -> tuple[Any, Any]:

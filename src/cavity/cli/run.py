@@ -1,0 +1,84 @@
+"""`cavity run`: a study in one process, with a CSV file per client: the rehearsal of the network run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cavity.cli.session import start_jax
+from cavity.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cavity.federation import Record
+    from cavity.study.schema import Study
+    from cavity.study.table import Table
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
+    data: Annotated[Path, typer.Option(help="The folder with NAME.csv for every client of the study.")],
+    output: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/ID of the study.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+) -> None:
+    """Run a study in one process, with the result that the network gives.
+
+    The run's folder gets `summary.csv`, `posterior.npz` (in the units of the data), `history.jsonl`, `versions.json`,
+    a copy of the study and a checkpoint.
+
+    Example: `cavity run study.toml --data hospitals --output runs/rehearsal`
+    """
+    start_jax()
+    from rich.console import Console
+
+    from cavity.study.reading import read_study
+    from cavity.study.running import open_run, run_study, write_results
+
+    study = read_study(file)
+    tables = _tables(study, data)
+    progress = Console(stderr=True, highlight=False)
+    for line in _left_out(study, tables):
+        progress.print(line, markup=False)
+    directory = Path("runs") / study.id if output is None else output
+    open_run(directory, study, file.read_text(encoding="utf-8"), resume=resume)
+    with progress.status(f"{study.name} ..."):
+        fit = run_study(
+            study,
+            tables,
+            directory=directory,
+            resume=resume,
+            observers=[lambda record, server: _tell(progress, record)],
+        )
+    write_results(fit, directory)
+    typer.echo(str(fit.summary()))
+    typer.echo(f"Results: {directory}")
+
+
+def _tables(study: Study, folder: Path) -> dict[str, Table]:
+    from cavity.study.table import read_csv
+
+    if lacking := [name for name in study.clients if not (folder / f"{name}.csv").is_file()]:
+        raise DataError(f"{folder}: there is no {lacking[0]}.csv; every client of the study needs its file there")
+    return {name: read_csv(folder / f"{name}.csv") for name in study.clients}
+
+
+def _tell(progress: Console, record: Record) -> None:
+    """Rounds 1 to 9, 10 to 90, 100 to 900 and so on: a method of many short ones does not fill the screen."""
+    number, moved = record["round"], record["residual"]
+    if number % 10 ** (len(str(number)) - 1) == 0:
+        told = "" if moved != moved else f": the posterior still moves by {moved:.1e} nats"
+        progress.print(f"round {number}{told}")
+
+
+def _left_out(study: Study, tables: dict[str, Table]) -> list[str]:
+    from cavity.study.rows import read_rows
+
+    counts = {name: len(table) - len(read_rows(study.used_columns, table)) for name, table in tables.items()}
+    return [
+        f"{name}: {count} of {len(tables[name])} rows left out for missing values"
+        for name, count in counts.items()
+        if count
+    ]

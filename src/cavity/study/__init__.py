@@ -1,0 +1,26 @@
+"""The study file: what the parties agree on, how a site's data are checked against it, and what is built from it."""
+
+from cavity.study.building import client_data, study_algorithm, study_scaling, study_schedule, sums
+from cavity.study.identity import differences, settings
+from cavity.study.reading import parse_study, read_study
+from cavity.study.scaling import Scaling, Sums
+from cavity.study.schema import Study
+from cavity.study.table import Table, as_table, read_csv
+
+__all__ = [
+    "Scaling",
+    "Study",
+    "Sums",
+    "Table",
+    "as_table",
+    "client_data",
+    "differences",
+    "parse_study",
+    "read_csv",
+    "read_study",
+    "settings",
+    "study_algorithm",
+    "study_scaling",
+    "study_schedule",
+    "sums",
+]

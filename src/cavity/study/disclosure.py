@@ -1,0 +1,61 @@
+"""What would leave a site, before anything does: names, shapes and sizes, and no value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from cavity import wire
+from cavity.interfaces import LatentModel
+from cavity.state import Report
+from cavity.study.building import study_algorithm
+from cavity.study.scaling import Scaling
+from cavity.study.schema import Study
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """One kind of message.
+
+    Attributes:
+        when: "once" or "each round".
+        what: the numbers in it, by name and shape.
+        num_numbers: how many.
+        num_bytes: of these numbers, headers apart.
+    """
+
+    when: str
+    what: str
+    num_numbers: int
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.when}: {self.what} ({self.num_numbers} numbers, {self.num_bytes} bytes)"
+
+
+def shipments(study: Study) -> list[Shipment]:
+    """Everything that a client of this study sends."""
+    found = []
+    if columns := study.federated_columns:
+        count = 1 + 2 * len(columns)
+        found.append(Shipment("once", f"n, sum and sum of squares of {', '.join(columns)}", count, 8 * count))
+    algorithm = study_algorithm(study, Scaling())
+    report = Report(*np.zeros(4))
+    arrays = [
+        f"{_name(path)} {list(np.shape(leaf))}"
+        for path, leaf in jax.tree_util.tree_flatten_with_path(algorithm.prior)[0]
+    ]
+    what = "the change of the globals" if isinstance(algorithm.model, LatentModel) else "the change of the own factor"
+    sent = (algorithm.prior, report)
+    sizes = [np.size(leaf) for leaf in jax.tree.leaves(algorithm.prior)]
+    text = f"{what}, {len(arrays)} arrays ({' + '.join(map(str, sizes))} numbers): {', '.join(arrays)}; and 4 numbers "
+    text += "about the solve (residual, free energy, steps, converged)"
+    found.append(Shipment("each round", text, sum(sizes) + 4, wire.num_bytes(sent)))
+    return found
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path).lstrip(".")

@@ -1,0 +1,129 @@
+"""From words to a model: a regression by a formula, or what a function of the user's own returns."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from cavity.distributions.gaussian import Gaussian
+from cavity.errors import CavityError, StudyError
+from cavity.interfaces import LatentModel, Model
+from cavity.models.regression import (
+    Regression,
+    gaussian_prior,
+    linear_regression,
+    logistic_regression,
+    poisson_regression,
+    softmax_regression,
+)
+from cavity.study import words
+from cavity.study.columns import Category
+from cavity.study.encoding import FormulaEncoding
+from cavity.study.priors import LOG_NOISE_SCALE
+from cavity.study.scaling import Scaling
+from cavity.study.schema import ModelChoice, PriorChoice, Study
+from cavity.study.suitability import outcome_misfit
+
+
+def study_model(study: Study, scaling: Scaling) -> Any:
+    """The model that all clients fit.
+
+    Args:
+        study: what was agreed.
+        scaling: of its predictors, as `study_scaling` gives it.
+    """
+    if study.model.function is not None:
+        return own_model(study.model.function, dict(study.model.arguments))
+    assert study.model.formula is not None
+    assert study.model.kind is not None
+    assert study.prior is not None
+    encoding = FormulaEncoding(study.model.formula, study.used_columns, scaling)
+    family = words.FAMILIES[study.algorithm.family or "full"]
+    return regression_model(study.model.kind, encoding, study.prior, family=family, noise_sd=study.model.noise_sd)
+
+
+def regression_model(
+    kind: str, encoding: FormulaEncoding, prior: PriorChoice, *, family: type[Gaussian] | None, noise_sd: float | None
+) -> Regression:
+    """A regression whose features, levels and outcomes have the names of the formula and the columns."""
+    outcome, design = encoding.columns[0], encoding.design
+    if problem := outcome_misfit(kind, outcome):
+        raise StudyError(f"column '{outcome.name}': {problem}")
+    outputs: tuple[str, ...] = ("",)
+    constant: tuple[bool, ...] = (False,)
+    if kind == "softmax":
+        assert isinstance(outcome, Category)
+        outputs, constant = outcome.ordered[1:], (False,) * (len(outcome.ordered) - 1)
+    if kind == "linear" and noise_sd is None:
+        outputs, constant = ("", "log_noise_sd"), (False, True)
+    scales = dict(prior.scales)
+    if unknown := sorted(scales.keys() - set(design.names)):
+        raise StudyError(f"there is no coefficient {unknown[0]!r} to have a prior; there are {', '.join(design.names)}")
+    slopes = [scales.get(name, prior.scale) for name in design.names]
+    block = [prior.intercept_scale, *slopes] if design.intercept else slopes
+    every = np.concatenate(
+        [[prior.log_noise_scale or LOG_NOISE_SCALE] if is_constant else block for is_constant in constant]
+    )
+    options: dict[str, Any] = {"prior": gaussian_prior(len(every), every, family), "intercept": design.intercept}
+    if kind == "logistic":
+        model = logistic_regression(design.names, **options)
+    elif kind == "poisson":
+        model = poisson_regression(design.names, **options)
+    elif kind == "softmax":
+        model = softmax_regression(design.names, len(outputs) + 1, **options)
+    else:
+        model = linear_regression(design.names, noise_sd=noise_sd, **options)
+    return replace(model, outputs=outputs, constant=constant, encoding=encoding)
+
+
+def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
+    """What `module:function`, which must be installed here, returns for these arguments."""
+    module_name, _, name = function.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise StudyError(
+            f"model.function: there is no module {error.name!r} here; install the package that has {function!r}. No "
+            "code comes with a study"
+        ) from None
+    maker: Any = getattr(module, name, None)
+    if not _makes_models(maker):
+        raise StudyError(
+            f"model.function: the module {module_name!r} has no function {name!r} that says it returns a model; "
+            f"annotate it, `def {name}(...) -> cavity.interfaces.Model`, so that a study can call nothing else here"
+        )
+    try:
+        model = maker(**arguments)
+    except TypeError as error:
+        raise CavityError(f"model.function: {function} cannot be called with [model.arguments]: {error}") from error
+    if not isinstance(model, (Model, LatentModel)):
+        raise StudyError(
+            f"model.function: {function} returned a {type(model).__name__}, and not a model of Cavity's kind"
+        )
+    return model
+
+
+def _makes_models(maker: Any) -> bool:
+    """Whether it is a model class, or a function whose annotation promises one.
+
+    A study file comes from others, and `os:system` is installed everywhere too.
+    """
+    if isinstance(maker, type):
+        return issubclass(maker, (Model, LatentModel))
+    if not isinstance(maker, types.FunctionType):
+        return False
+    try:
+        promised = get_type_hints(maker).get("return")
+    except (NameError, TypeError):
+        return False
+    return isinstance(promised, type) and issubclass(promised, (Model, LatentModel))
+
+
+def describe(model: ModelChoice) -> str:
+    """The model in a few words."""
+    return f"{model.kind} regression, {model.formula}" if model.function is None else f"the model of {model.function}"

@@ -1,0 +1,138 @@
+"""A study in one process: the rehearsal, with the posterior that a network gives."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cavity import results, wire
+from cavity.data.clients import prepare_client
+from cavity.distributions.gaussian import Gaussian
+from cavity.errors import DataError, StudyError
+from cavity.federation import Observer
+from cavity.results import Fit
+from cavity.store.directory import RunDirectory, write_atomically
+from cavity.store.versions import versions
+from cavity.study.building import client_data, study_algorithm, study_scaling, study_schedule, sums
+from cavity.study.identity import differences
+from cavity.study.reading import read_study
+from cavity.study.schema import Study
+from cavity.study.table import Table
+
+STUDY, SUMMARY, POSTERIOR, VERSIONS = "study.toml", "summary.csv", "posterior.npz", "versions.json"
+
+
+def run_study(
+    study: Study,
+    tables: Mapping[str, Table],
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    checkpoint_seconds: float = 5.0,
+) -> Fit:
+    """Run a study whose clients' tables are all here.
+
+    Args:
+        study: what was agreed.
+        tables: one per client of the study.
+        directory: where to keep checkpoints.
+        resume: go on from the checkpoint in `directory`.
+        observers: as in `cavity.run`.
+        checkpoint_seconds: as in `cavity.run`.
+    """
+    if unlike := set(study.clients) ^ set(tables):
+        raise DataError(f"there must be a table for every client of the study and for nobody else; see {_list(unlike)}")
+    totals = _of_each(study, tables, lambda table: sums(study, table)) if study.federated_columns else {}
+    scaling = study_scaling(study, list(totals.values()))
+    algorithm = study_algorithm(study, scaling)
+    clients = _of_each(study, tables, lambda table: client_data(study, table, scaling))
+    for name, data in clients.items():
+        prepare_client(algorithm.model, name, data)
+    options: dict[str, Any] = {
+        "schedule": study_schedule(study),
+        "rounds": study.run.rounds,
+        "tolerance": study.run.tolerance,
+        "observers": observers,
+        "checkpoint_seconds": checkpoint_seconds,
+    }
+    if resume:
+        assert directory is not None
+        return results.resume(directory, clients, algorithm=algorithm, **options)
+    return results.run(algorithm, clients, seed=study.run.seed, directory=directory, **options)
+
+
+def _of_each(study: Study, tables: Mapping[str, Table], function: Any) -> dict[str, Any]:
+    """In the study's order; what is wrong at any client is told of all."""
+    found, wrong = {}, []
+    for name in study.clients:
+        try:
+            found[name] = function(tables[name])
+        except DataError as error:
+            wrong.append(f"client {name!r}: {error}")
+    if wrong:
+        raise DataError("; ".join(wrong))
+    return found
+
+
+def open_run(directory: str | os.PathLike[str], study: Study, text: str, *, resume: bool) -> None:
+    """Make a run's directory, or see that the one to be resumed is of the same study.
+
+    Args:
+        directory: of the run.
+        study: what is to be run.
+        text: its file, of which the directory keeps a copy.
+        resume: whether there must be a run, or must not.
+    """
+    directory = Path(directory)
+    begun = RunDirectory(directory).has_checkpoint
+    if resume and not begun:
+        raise StudyError(f"{directory}: there is no checkpoint to go on from; leave --resume out")
+    if begun and not resume:
+        raise StudyError(f"{directory}: there is a run already; go on with --resume, or give another --output")
+    if resume and (changed := differences(read_study(directory / STUDY), study)):
+        raise StudyError(f"{directory}: its run is of another version of the study; see the keys {', '.join(changed)}")
+    write_atomically(directory / STUDY, text.encode())
+    found = versions("formulaic", "pandas") | {"study": study.hash}
+    write_atomically(directory / VERSIONS, (json.dumps(found, indent=2) + "\n").encode())
+
+
+def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = 0.9) -> None:
+    """The posterior as arrays and the summary as a table, beside the checkpoint and the history.
+
+    `posterior.npz` of a regression has `names`, `mean` and `covariance`, in the units of the data; that of another
+    model has the arrays of its posterior. `numpy.load` reads it, without pickle.
+    """
+    directory = Path(directory)
+    write_atomically(directory / POSTERIOR, posterior_file(fit))
+    page = io.StringIO()
+    writer = csv.writer(page, lineterminator="\n")
+    writer.writerow(["parameter", "mean", "sd", "lower", "upper", "level"])
+    for estimate in fit.summary(level):
+        writer.writerow([estimate.name, estimate.mean, estimate.sd, estimate.lower, estimate.upper, level])
+    write_atomically(directory / SUMMARY, page.getvalue().encode())
+
+
+def posterior_file(fit: Fit) -> bytes:
+    """The bytes of `posterior.npz`."""
+    import jax
+
+    posterior = fit.reported
+    if not isinstance(posterior, Gaussian):
+        return wire.to_bytes(posterior)
+    with jax.enable_x64(True):
+        mean, covariance = np.asarray(posterior.mean), np.asarray(posterior.covariance)
+    buffer = io.BytesIO()
+    np.savez(buffer, names=np.array(fit.algorithm.model.parameter_names), mean=mean, covariance=covariance)
+    return buffer.getvalue()
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(sorted(names))

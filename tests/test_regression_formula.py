@@ -1,0 +1,183 @@
+"""`cavity.regression`: the pooled answer over data frames, under the names of the formula."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import cavity
+from cavity.errors import DataError, StudyError
+from tests.studies import hospitals, patients
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+FORMULA = "died ~ rx * age + sex"
+LEVELS = {"rx": ["placebo", "low", "high"]}
+NAMES = ["intercept", "rx[T.low]", "rx[T.high]", "age", "sex[T.m]", "rx[T.low]:age", "rx[T.high]:age"]
+
+
+def matrix(columns):
+    low, high, age = columns["rx"] == "low", columns["rx"] == "high", columns["age"]
+    return np.stack([np.ones(len(age)), low, high, age, columns["sex"] == "m", low * age, high * age], axis=1).astype(
+        float
+    )
+
+
+def pooled(frames):
+    return {name: np.concatenate([frame[name] for frame in frames.values()]) for name in next(iter(frames.values()))}
+
+
+def test_linear_regression_is_the_conjugate_posterior():
+    frames = hospitals()
+    for frame in frames.values():
+        frame["pressure"] = 100 + 0.5 * frame["age"] + np.random.default_rng(3).normal(0, 4, len(frame["age"]))
+    fit = cavity.regression(
+        "pressure ~ rx * age + sex",
+        frames,
+        family="linear",
+        noise_sd=4,
+        prior_scale=20,
+        intercept_scale=200,
+        prior_scales={"age": 1},
+        levels=LEVELS,
+    )
+    everything = pooled(frames)
+    x, y = matrix(everything), everything["pressure"]
+    precision = x.T @ x / 16 + np.diag(np.array([200.0, 20, 20, 1, 20, 20, 20]) ** -2)
+    mean = np.linalg.solve(precision, x.T @ y / 16)
+    summary = fit.summary()
+    assert [estimate.name for estimate in summary] == NAMES
+    np.testing.assert_allclose([estimate.mean for estimate in summary], mean, rtol=1e-10, atol=1e-10)
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    np.testing.assert_allclose([estimate.sd for estimate in summary], sd, rtol=1e-9)
+
+
+def test_logistic_regression_is_the_pooled_fit():
+    frames = hospitals()
+    fit = cavity.regression(FORMULA, frames, levels=LEVELS, tolerance=1e-12)
+    everything = pooled(frames)
+    model = cavity.models.logistic_regression(NAMES[1:], prior_scale=np.array([10.0] + [2.5] * 6))
+    direct = cavity.run(cavity.PVI(model), {"all": (matrix(everything)[:, 1:], everything["died"])}, tolerance=1e-12)
+    assert cavity.kl(fit.posterior, direct.posterior) < 1e-9
+    assert [estimate.name for estimate in fit.summary()] == NAMES
+
+
+def test_standardising_does_not_change_what_is_computed_but_for_the_prior():
+    frames = hospitals()
+    for frame in frames.values():
+        frame["pressure"] = 100 + 0.5 * frame["age"] + np.random.default_rng(3).normal(0, 4, len(frame["age"]))
+    wide = {"family": "linear", "noise_sd": 4, "prior_scale": 1e5, "intercept_scale": 1e5, "levels": LEVELS}
+    plain = cavity.regression("pressure ~ rx * age", frames, **wide).summary()
+    scaled = cavity.regression("pressure ~ rx * age", frames, standardise=True, **wide).summary()
+    for estimate in plain:
+        np.testing.assert_allclose(scaled[estimate.name].mean, estimate.mean, rtol=1e-5)
+        np.testing.assert_allclose(scaled[estimate.name].sd, estimate.sd, rtol=1e-5)
+
+
+def test_data_frames_predictions_and_files(tmp_path):
+    frames = {name: pd.DataFrame(columns) for name, columns in hospitals().items()}
+    fit = cavity.regression(FORMULA, frames, levels=LEVELS, standardise=True)
+    by_dict = cavity.regression(FORMULA, hospitals(), levels=LEVELS, standardise=True)
+    np.testing.assert_array_equal(fit.posterior.mean, by_dict.posterior.mean)
+    new = pd.DataFrame({"rx": ["high", "placebo"], "age": [50.0, 70.0], "sex": ["f", "m"]})
+    centre = by_dict.algorithm.model.encoding.scaling.columns[0]
+    age = (new["age"] - centre.centre) / centre.scale
+    x = np.stack([[0, 0], [1, 0], age, [0, 1], [0, 0], [1, 0] * age], axis=1).astype(float)
+    np.testing.assert_allclose(fit.predict(new).mean, fit.predict(x).mean)
+    fit.save(tmp_path / "fit.npz")
+    loaded = cavity.load(tmp_path / "fit.npz", clients=frames)
+    assert str(loaded.summary()) == str(fit.summary())
+    np.testing.assert_allclose(loaded.predict(new).mean, fit.predict(new).mean)
+    later = fit.join("hull", pd.DataFrame(patients(60, 9)))
+    assert later.server.names == ("leeds", "york", "hull")
+
+
+def test_levels_are_the_union_where_they_are_not_given():
+    frames = hospitals()
+    frames["york"]["rx"] = np.where(frames["york"]["rx"] == "low", "extra", frames["york"]["rx"])
+    frames["leeds"]["rx"] = np.where(frames["leeds"]["rx"] == "high", "low", frames["leeds"]["rx"])
+    fit = cavity.regression("died ~ rx", frames)
+    assert [e.name for e in fit.summary()] == [
+        "intercept",
+        "rx[T.high]",
+        "rx[T.low]",
+        "rx[T.placebo]",
+    ]  # extra is the first
+
+
+def test_softmax_and_poisson_have_their_names():
+    frames = hospitals()
+    rng = np.random.default_rng(0)
+    for frame in frames.values():
+        frame["visits"] = rng.poisson(2.0, len(frame["age"]))
+    softmax = cavity.regression("rx ~ sex", frames, family="softmax", levels=LEVELS).summary()
+    assert [e.name for e in softmax] == ["low: intercept", "low: sex[T.m]", "high: intercept", "high: sex[T.m]"]
+    poisson = cavity.regression("visits ~ sex", frames, family="poisson").summary()
+    everything = pooled(frames)
+    female = everything["visits"][everything["sex"] == "f"].mean()
+    # with one parameter per group the posterior mean is near the log of the group's mean
+    assert abs(poisson["intercept"].mean - np.log(female)) < poisson["intercept"].sd
+    unknown_noise = cavity.regression("age ~ sex", frames, family="linear", intercept_scale=100).summary()
+    assert abs(unknown_noise["log_noise_sd"].mean - np.log(everything["age"].std())) < 0.1
+
+
+def test_another_method_and_schedule():
+    fit = cavity.regression(
+        FORMULA,
+        hospitals(),
+        levels=LEVELS,
+        standardise=True,
+        method=lambda model: cavity.FedGVI(model, cavity.losses.Beta(0.3)),
+        schedule=cavity.schedules.Sequential(),
+        rounds=3,
+        tolerance=1e-20,
+    )
+    assert isinstance(fit.algorithm, cavity.FedGVI)
+    assert len(fit.history) == 3
+
+
+def test_missing_values_are_an_error_or_dropped_and_told():
+    frames = hospitals()
+    frames["york"]["age"][[1, 5]] = np.nan
+    with pytest.raises(DataError, match="client 'york': column 'age': 2 values missing: rows 1, 5"):
+        cavity.regression(FORMULA, frames, levels=LEVELS)
+    with pytest.warns(UserWarning, match="left out: york 2 of 80"):
+        fit = cavity.regression(FORMULA, frames, levels=LEVELS, drop_missing=True)
+    assert int(fit.clients["york"].num_rows) == 78
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"levels": {"rx": ["placebo", "low"]}}, "client 'leeds': column 'rx': not one of the agreed levels"),
+        ({"levels": {"rxx": ["a", "b"]}}, "'rxx', which is no column"),
+        ({"family": "logit"}, "there is no 'logit' regression; there is: logistic"),
+        ({"formula": "died ~ dose"}, "client 'leeds': there is no column 'dose'"),
+        ({"formula": "age ~ sex"}, "outside of the agreed range 0 to 1"),
+        ({"formula": "rx ~ sex"}, "a category of two levels"),
+        ({"formula": "sex ~ age", "family": "linear"}, "column 'sex': not a number"),
+        ({"formula": "age ~ sex", "family": "poisson"}, "not a whole number"),
+        ({"scaling": {"sex": (0, 1)}}, "no numeric predictor"),
+        ({"scaling": {"age": (0, 0)}}, "must be positive"),
+        ({"prior_scale": -1}, "prior_scale is -1"),
+        ({"prior_scales": {"agee": 1}}, "no coefficient 'agee'"),
+        ({"frames": {}}, "at least one client"),
+        ({"frames": {"leeds": [1, 2]}}, "client 'leeds': data must be"),
+    ],
+)
+def test_mistakes_name_the_client_and_the_value(options, said):
+    options = {"formula": FORMULA, "frames": hospitals()} | options
+    with pytest.raises((DataError, StudyError), match=said):
+        cavity.regression(**options)
+
+
+def test_without_formulaic_the_extra_is_named():
+    program = (
+        "import sys\nsys.modules['formulaic'] = None\nimport cavity\n"
+        "try: cavity.regression('y ~ x', {'a': {'y': [1.0], 'x': [1.0]}}, family='linear')\n"
+        "except cavity.CavityError as error: print(error)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'cavity[study]'" in finished.stdout

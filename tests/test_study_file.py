@@ -1,0 +1,256 @@
+"""Study files: what is read, what is refused and where, and when two files are the same study."""
+
+import random
+import tomllib
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from cavity.errors import StudyError
+from cavity.study import differences, parse_study, read_study
+from cavity.study import settings as settings_of
+from cavity.study.columns import Category, FixedScaling, Missing, Number, ScalingRule
+from cavity.study.schema import Part
+from tests.studies import TRIAL, trial
+
+LINES = TRIAL.splitlines()
+
+
+def problems(text):
+    with pytest.raises(StudyError) as refused:
+        parse_study(text)
+    return refused.value.problems
+
+
+def test_a_study_is_read_with_its_defaults(tmp_path):
+    (tmp_path / "study.toml").write_text(TRIAL)
+    study = read_study(tmp_path / "study.toml")
+    assert (study.name, study.id, study.clients, study.min_rows) == ("A trial", "trial-1", ("leeds", "york"), 10)
+    assert study.columns[1] == Category(name="rx", levels=("placebo", "low", "high"), reference="placebo")
+    assert study.columns[2] == Number(name="age", unit="years", range=(18.0, 110.0), missing=Missing.DROP)
+    assert (study.prior.scale, study.prior.intercept_scale, study.prior.log_noise_scale) == (2.5, 10.0, None)
+    assert (study.algorithm.method, study.algorithm.family, study.algorithm.damping) == (
+        "pvi",
+        "full",
+        Part("adaptive"),
+    )
+    assert (study.run.schedule, study.run.rounds, study.run.tolerance) == (Part("synchronous"), None, 1e-6)
+    assert [column.name for column in study.used_columns] == ["died", "rx", "age", "sex"]
+    assert study.scaling_rules == {}
+
+
+def test_everything_can_be_said():
+    study = parse_study("""
+        name = "all"
+        id = "all.2"
+        clients = ["a", "b"]
+        min_rows = 30
+        scaling = "federated"
+        [model]
+        kind = "linear"
+        formula = "y ~ x + z + w"
+        noise_sd = 2
+        [columns]
+        y = { type = "number", missing_codes = ["-9", 99] }
+        x = { type = "integer", range = [0, inf], scaling = { centre = 3, scale = 0.5 } }
+        z = { type = "number" }
+        w = { type = "number", scaling = "none" }
+        [prior]
+        scale = 3
+        intercept_scale = 100
+        scales = { x = 0.5 }
+        [algorithm]
+        method = "fedgvi"
+        family = "diagonal"
+        damping = { fixed = 0.5 }
+        loss = { beta = 0.3 }
+        divergence = { renyi = 1.5 }
+        server_divergence = "kl"
+        [run]
+        schedule = { sampled-count = 1 }
+        rounds = 7
+        tolerance = 1e-4
+        seed = 3
+    """)
+    assert study.columns[0].missing_codes == ("-9", "99")
+    assert study.scaling_rules == {"x": FixedScaling(3.0, 0.5), "z": ScalingRule.FEDERATED}
+    assert study.federated_columns == ("z",)
+    assert study.prior.scales == (("x", 0.5),)
+    assert study.algorithm.loss == Part("beta", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('unit = "years"', 'untis = "years"', "columns.age.untis (line 18): there is no such key (is 'unit' meant?)"),
+        ("clients", "client", "client (line 3): there is no such key (is 'clients' meant?)"),
+        ('clients = ["leeds", "york"]', "", "clients: it is missing; it must be a list of texts"),
+        ('clients = ["leeds", "york"]', "clients = []", "name at least one client"),
+        ('"york"]', '"leeds"]', "'leeds' is there twice"),
+        ('"york"]', '"../york"]', "'../york' must be letters"),
+        ('id = "trial-1"', "id = 7", "id (line 2): it must be a text, not 7"),
+        ('id = "trial-1"', 'id = "a b"', "id (line 2): 'a b' must be letters"),
+        ('name = "A trial"', "", "name: it is missing"),
+        ('kind = "logistic"', 'kind = "logistc"', "there is no 'logistc' (is 'logistic' meant?)"),
+        ('kind = "logistic"', 'kind = "poisson"', "columns.died.type (line 10): the outcome of Poisson"),
+        ('kind = "logistic"', 'kind = "linear"', "the outcome of linear regression is a number"),
+        ('kind = "logistic"', 'kind = "softmax"', "the outcome of softmax regression is a category"),
+        ('kind = "logistic"', 'kind = "logistic"\nnoise_sd = 1.0', "it is for linear regression only"),
+        ("* age", "* agee", "model.formula (line 7): it uses the column 'agee' (is 'age' meant?)"),
+        ("* age", "* scale(age)", "scale()"),
+        ('type = "number"', 'type = "numbr"', "there is no 'numbr' (is 'number' meant?)"),
+        ('type = "number"', 'type = "text"', "columns.age.range"),
+        ('type = "number"', "", "columns.age.type (line 16): it is missing"),
+        (
+            "range = [18, 110]",
+            "range = [110, 18]",
+            "columns.age.range (line 19): it must be a list [smallest, largest]",
+        ),
+        ("range = [18, 110]", "range = [18, true]", "it must be a list [smallest, largest]"),
+        ('missing = "drop"', 'missing = "ignore"', "there is no 'ignore'; there is: refuse, drop"),
+        ('missing = "drop"', 'missing = "level"', "there is no 'level'; there is: refuse, drop"),
+        ('levels = ["f", "m"]', 'levels = ["f"]', "columns.sex.levels (line 24): agree on at least two levels"),
+        ('levels = ["f", "m"]', 'levels = ["f", "m"]\nreference = "x"', "'x' is not one of the levels: f, m"),
+        ('levels = ["f", "m"]', "", "columns.sex.levels (line 22): it is missing"),
+        ('unit = "years"', "scaling = { centre = 1 }", "columns.age.scaling.scale"),
+        ('unit = "years"', "scaling = { centre = 1, scale = -1 }", "it must be a positive number, not -1"),
+        ('unit = "years"', "scaling = { center = 1, scale = 1 }", "there is no such key (is 'centre' meant?)"),
+        ('unit = "years"', 'scaling = "federal"', "there is no 'federal' (is 'federated' meant?)"),
+        ('type = "boolean"', 'type = "integer"', "boolean, a category of two levels, or 0 and 1"),
+        ("[columns.died]", "min_rows = 0\n[columns.died]", "model.min_rows"),
+        ('id = "trial-1"', 'id = "trial-1"\nmin_rows = 0', "a whole number of at least 1, not 0"),
+        ('id = "trial-1"', 'id = "trial-1"\nmin_rows = true', "a whole number of at least 1, not True"),
+        (
+            "[columns.died]",
+            "[prior]\nscale = -1\n[columns.died]",
+            "prior.scale (line 10): it must be a positive number",
+        ),
+        ("[columns.died]", "[prior]\nscale = nan\n[columns.died]", "prior.scale"),
+        (
+            "[columns.died]",
+            "[prior.scales]\nagee = 1\n[columns.died]",
+            "prior.scales.agee (line 10): there is no such coef",
+        ),
+        ("[columns.died]", "[prior]\nlog_noise_scale = 1\n[columns.died]", "there is no such key"),
+        ("[columns.died]", '[algorithm]\nmethod = "pvy"\n[columns.died]', "(is 'pvi' meant?)"),
+        ("[columns.died]", '[algorithm]\nmethod = "fedgvi"\n[columns.died]', "algorithm.loss (line 9): it is missing"),
+        (
+            "[columns.died]",
+            '[algorithm]\nloss = "nll"\n[columns.died]',
+            "algorithm.loss (line 10): there is no such key",
+        ),
+        ("[columns.died]", "[algorithm]\ndamping = { fixed = 2 }\n[columns.died]", "a damping exponent lies in (0, 1]"),
+        ("[columns.died]", '[algorithm]\ndamping = "fixed"\n[columns.died]', "needs a number: { fixed = ... }"),
+        ("[columns.died]", "[algorithm]\ndamping = { adaptive = 2 }\n[columns.died]", "takes no (such) number"),
+        ("[columns.died]", "[run]\nschedule = { sampled-count = 1.5 }\n[columns.died]", "takes no (such) number"),
+        ("[columns.died]", "[run]\nschedule = { sampled-share = 1.5 }\n[columns.died]", "lies in (0, 1]"),
+        ("[columns.died]", "[run]\nschedule = { a = 1, b = 2 }\n[columns.died]", "one word and its number"),
+        ("[columns.died]", "[run]\nrounds = 0\n[columns.died]", "run.rounds (line 10)"),
+        ("[columns.died]", '[columns.died]\nmissing = "level"', "there is no 'level'"),
+        ('name = "A trial"', 'name = "A trial', "it is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_key_and_line(old, new, said):
+    assert old in TRIAL
+    assert any(said in problem for problem in problems(TRIAL.replace(old, new)))
+
+
+def test_all_problems_are_told_at_once():
+    text = TRIAL.replace("unit", "untis").replace('id = "trial-1"', "id = 1").replace('["f", "m"]', '["f"]')
+    assert len(problems(text)) == 3
+
+
+def test_a_scaled_column_cannot_be_inside_of_a_function():
+    text = TRIAL.replace("* age", "* log(age)")
+    parse_study(text)
+    federated = text.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')
+    assert "columns.age.scaling" in problems(federated)[0]
+    parse_study(federated.replace('unit = "years"', 'scaling = "none"'))
+
+
+def test_a_model_of_ones_own_has_no_prior_family_or_kind():
+    own = 'name = "o"\nid = "o"\nclients = ["a"]\n[model]\nfunction = "package.module:make"\n'
+    study = parse_study(own + '[model.arguments]\nwidth = 3\n[columns.y]\ntype = "number"')
+    assert study.model.arguments == (("width", 3),)
+    assert study.prior is None
+    assert [column.name for column in study.used_columns] == ["y"]
+    assert "brings its prior" in problems(own + "[prior]\nscale = 1")[0]
+    assert "algorithm.family" in problems(own + '[algorithm]\nfamily = "full"')[0]
+    assert "there is no such key" in problems(own + 'kind = "linear"')[0]
+    assert "module:function" in problems(own.replace("package.module:make", "make"))[0]
+
+
+def shuffled(text, seed):
+    """The same tables with their keys in another order, and comments."""
+    head, *tables = text.split("\n[")
+    rng = random.Random(seed)
+    rng.shuffle(tables)
+    blocks = []
+    for block in [head, *("[" + table for table in tables)]:
+        lines = [line for line in block.splitlines() if line]
+        first, rest = (lines[:1], lines[1:]) if lines[0].startswith("[") else ([], lines)
+        rng.shuffle(rest)
+        blocks.append("\n".join([*first, *(f"{line}  # {rng.random()}" for line in rest)]))
+    return "\n\n".join(blocks)
+
+
+@settings(max_examples=20, deadline=None)
+@given(strategies.integers(0, 10**6))
+def test_comments_and_order_do_not_change_the_hash(seed):
+    other = shuffled(TRIAL, seed)
+    assert tomllib.loads(other) == tomllib.loads(TRIAL)
+    assert parse_study(other).hash == parse_study(TRIAL).hash
+
+
+def test_a_default_that_is_spelled_out_does_not_change_the_hash():
+    spelled = (
+        'min_rows = 10\nscaling = "none"\n' + TRIAL + "[prior]\nscale = 2.5\nintercept_scale = 10\n[run]\nseed = 0\n"
+    )
+    assert parse_study(spelled).hash == trial().hash
+    assert differences(parse_study(spelled), trial()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ('name = "A trial"', 'name = "B trial"', "name"),
+        ('id = "trial-1"', 'id = "trial-2"', "id"),
+        ('id = "trial-1"', 'id = "trial-1"\nmin_rows = 9', "min_rows"),
+        ('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"', "scaling"),
+        ('["leeds", "york"]', '["york", "leeds"]', "clients"),
+        ("rx * age", "rx + age", "model.formula"),
+        ('"low", "high"', '"high", "low"', "columns.rx.levels"),
+        ('levels = ["f", "m"]', 'levels = ["f", "m"]\nreference = "m"', "columns.sex.reference"),
+        ('unit = "years"', 'unit = "months"', "columns.age.unit"),
+        ("[18, 110]", "[18, 111]", "columns.age.range"),
+        ('missing = "drop"', 'missing = "refuse"', "columns.age.missing"),
+        ('unit = "years"', 'unit = "years"\nmissing_codes = ["-9"]', "columns.age.missing_codes"),
+        ('type = "number"', 'type = "integer"', "columns.age.type"),
+        ("[columns.died]", "[prior]\nscale = 1\n[columns.died]", "prior.scale"),
+        ("[columns.died]", '[prior.scales]\n"sex[T.m]" = 1\n[columns.died]', 'prior.scales."sex[T.m]"'),
+        ("[columns.died]", "[algorithm]\ndamping = { fixed = 0.5 }\n[columns.died]", "algorithm.damping"),
+        ("[columns.died]", '[algorithm]\nfamily = "diagonal"\n[columns.died]', "algorithm.family"),
+        ("[columns.died]", '[run]\nschedule = "sequential"\n[columns.died]', "run.schedule"),
+        ("[columns.died]", "[run]\nrounds = 5\n[columns.died]", "run.rounds"),
+        ("[columns.died]", "[run]\nseed = 1\n[columns.died]", "run.seed"),
+    ],
+)
+def test_any_change_of_meaning_changes_the_hash_and_is_named(old, new, path):
+    ours, theirs = trial(), trial([(old, new)])
+    assert ours.hash != theirs.hash
+    assert differences(ours, theirs) == [path]
+    assert differences(settings_of(ours), theirs) == [path]
+
+
+def test_a_fixed_scaling_against_a_federated_one():
+    fixed = trial([('unit = "years"', 'unit = "years"\nscaling = { centre = 60, scale = 10 }')])
+    federated = trial([('unit = "years"', 'unit = "years"\nscaling = "federated"')])
+    names = ["columns.age.scaling", "columns.age.scaling.centre", "columns.age.scaling.scale"]
+    assert differences(fixed, federated) == names
+
+
+def test_settings_are_plain_and_complete():
+    values = settings_of(trial())
+    assert values["columns.rx.levels"] == ["placebo", "low", "high"]
+    assert values["columns.age.missing"] == "drop"
+    assert all(type(value) in (str, int, float, list) for value in values.values())
