@@ -106,7 +106,7 @@ def speed(journal: Journal, model: Any, pooled: mixed.Columns, seed: int, quick:
     num_steps = 500 if quick else NUM_STEPS
     method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE, num_samples=1)
     options: dict[str, Any] = {"tolerance": 0.0, "rounds_per_block": num_steps, "seed": seed}
-    run(method, shared_out(seed), rounds=num_steps, **options)  # compiles
+    method = run(method, shared_out(seed), rounds=num_steps, **options).algorithm  # compiles, and finds the start
     chains = {key: pooled[key] for key in ("smoke", "age", "wheeze")}
     theirs = _svi(chains, num_steps, seed)
     theirs()
