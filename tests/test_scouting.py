@@ -120,6 +120,24 @@ def test_a_prior_outside_the_family_is_part_of_the_start():
     assert float(algorithm.prior.q.mean[0]) == pytest.approx(grid[log_density.argmax()], abs=1e-3)
 
 
+def test_latents_of_a_silo_as_a_whole():
+    """Each silo its own level around a common one, all Gaussian: the start is the posterior."""
+
+    def function(y):
+        common = numpyro.sample("common", dist.Normal(0.0, 2.0))
+        own = numpyro.sample("own", dist.Normal(common, 0.5))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(own, 1.0), obs=y)
+
+    data = {"a": {"y": np.array([0.5, 1.0, 0.1])}, "b": {"y": np.array([-1.5])}}
+    model = numpyro_model(function, data["a"], local=["own"])
+    algorithm, _ = running.scouted(SFVI(model), prepare_clients(model, data), 0)
+    precision = 1 / 4 + sum(1 / (0.25 + 1 / len(rows["y"])) for rows in data.values())
+    pull = sum(rows["y"].mean() / (0.25 + 1 / len(rows["y"])) for rows in data.values())
+    assert float(algorithm.prior.q.mean[0]) == pytest.approx(pull / precision, abs=1e-8)
+    assert float(np.exp(algorithm.prior.q.log_scale[0])) == pytest.approx(precision**-0.5, rel=1e-8)
+
+
 def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):
     monkeypatch.setattr(running, "SCOUT_ROUNDS", 1)
     with caplog.at_level(logging.WARNING, logger="cavity"):

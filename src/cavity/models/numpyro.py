@@ -130,7 +130,12 @@ class NumpyroModel(LatentModel):
     @property
     def rows_are_units(self) -> bool:
         """Whether every row is a unit of its own: there are local latents per row, and no column of units."""
-        return any(latent.unit_axis is not None for latent in self.locals_) and not self._indexed
+        return self.has_units and not self._indexed
+
+    @property
+    def has_units(self) -> bool:
+        """Whether its local latents belong to units, and not to a silo as a whole."""
+        return any(latent.unit_axis is not None for latent in self.locals_)
 
     @property
     def _indexed(self) -> bool:
@@ -277,7 +282,7 @@ class NumpyroModel(LatentModel):
     def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
         if (model := self.kind(as_mapping(value))) is not self:
             return model.unit_labels(value)
-        if self.unit is None or not any(latent.unit_axis is not None for latent in self.locals_):
+        if self.unit is None or not self.has_units:
             return None
         return list(dict.fromkeys(labels_of(value, self.unit)))
 
