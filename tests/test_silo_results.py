@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import jax
@@ -25,12 +26,12 @@ SILO = "silo1"
 
 
 @lru_cache
-def fitted():
+def fitted(num_samples=None):
     """Where the start is found, nothing is left to be done: every gradient vanishes there, but for rounding.
 
     One step, since Adam makes steps of any gradient, and the second would be of rounding.
     """
-    return cavity.run(SFVI(model_of(), num_steps=1), silos(3))
+    return cavity.run(SFVI(model_of(), num_steps=1, num_samples=num_samples), silos(3))
 
 
 @lru_cache
@@ -59,16 +60,32 @@ def test_the_start_is_the_posterior():
     assert any("started at the mode" in remark for remark in fitted().summary().remarks)
 
 
-def test_latents_of_a_silo_have_the_joint_moments():
-    """Cov(Z_G, Z_u) too: a draw of the units goes with its draw of what is shared."""
+def check_latents(silo, num_draws):
     mean, covariance, units, places = exact()
-    z_global, z_local = fitted().silo(SILO).latents(NUM_DRAWS)
-    assert z_local.shape == (NUM_DRAWS, len(units), 1)
+    z_global, z_local = silo.latents(num_draws)
+    assert z_local.shape == (num_draws, len(units), 1)
     both = np.concatenate([np.asarray(z_global), np.asarray(z_local)[..., 0]], axis=1)
     chosen = np.concatenate([[0, 1], places])
     check_moments(both, mean[chosen], covariance[np.ix_(chosen, chosen)])
+
+
+@pytest.mark.parametrize("num_samples", [1, None])
+def test_latents_of_a_silo_have_the_joint_moments(num_samples):
+    """Cov(Z_G, Z_u) too: a draw of the units goes with its draw of what is shared."""
+    _, covariance, _, places = exact()
+    check_latents(fitted(num_samples).silo(SILO), NUM_DRAWS)
     correlation = covariance[0, places] / np.sqrt(covariance[0, 0] * np.diag(covariance)[places])
     assert correlation.min() > 2 * 5 * np.sqrt(2 / NUM_DRAWS)  # so that its absence would be seen
+
+
+def test_importance_samples_make_up_for_a_wrong_q():
+    """With means and scales that are off and no look at Z_G, draws by their weights are still the posterior's."""
+    silo = fitted().silo(SILO)
+    scale = jnp.exp(silo.q.log_scale)
+    q = replace(silo.q, mean=silo.q.mean + 0.7 * scale, log_scale=silo.q.log_scale + 0.3, coupling=0 * silo.q.coupling)
+    check_latents(replace(silo, q=q, num_samples=200), 4000)
+    with pytest.raises(AssertionError):
+        check_latents(replace(silo, q=q, num_samples=1), 4000)
 
 
 def test_draws_and_summary_of_a_silo():
