@@ -123,6 +123,7 @@ def test_gaussian_priors_give_the_conjugate_posterior(function):
     assert set(fit.server.rows) == set(fit.server.names)
 
 
+@pytest.mark.slow
 def test_weights_of_rows_count():
     weight = np.random.default_rng(1).integers(0, 4, 23).astype(float)
     clients = {
@@ -319,6 +320,7 @@ def test_withdrawn_is_never_there():
         counted(3).withdraw(SERVER)
 
 
+@pytest.mark.slow
 def test_without_any_client_the_prior_is_left():
     fit = counted(1).withdraw("client0", tolerance=LEFT_OVER)
     mean, sd = of_gamma(SHAPE, RATE)
@@ -523,7 +525,7 @@ def test_counts_by_uncentred_year():
     [
         (NegativeLogLikelihood(), WeightedKL(0.5), 0.5),
         (Tempered(3.0), KL(), 3.0),
-        (Tempered(3.0), WeightedKL(0.5), 1.5),
+        pytest.param(Tempered(3.0), WeightedKL(0.5), 1.5, marks=pytest.mark.slow),
     ],
     ids=["weighted KL", "tempered", "both"],
 )
@@ -537,6 +539,7 @@ def test_the_prior_counts_once_whatever_the_rows_do(loss, divergence, power):
     assert abs(twice[1] - sd) > 0.02 * sd
 
 
+@pytest.mark.slow
 def test_fedgvi_of_the_likelihood_is_pvi():
     fit = rest(
         cavity.FedGVI(numpyro_model(counts, count_data()), NegativeLogLikelihood()), shared_out(count_data(), [2, 4, 3])

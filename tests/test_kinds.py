@@ -227,7 +227,7 @@ def gaussian_posterior():
     return np.linalg.solve(precision, pull), np.linalg.inv(precision)
 
 
-@pytest.mark.parametrize("plain_first", [True, False])
+@pytest.mark.parametrize("plain_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_local_latents_beside_none(plain_first):
     fit = cavity.run(SFVI(gaussian_model(plain_first), num_steps=1), gaussian_silos())
     mean, covariance = gaussian_posterior()

@@ -78,6 +78,7 @@ def test_latents_of_a_silo_have_the_joint_moments(num_samples):
     assert correlation.min() > 2 * 5 * np.sqrt(2 / NUM_DRAWS)  # so that its absence would be seen
 
 
+@pytest.mark.slow
 def test_importance_samples_make_up_for_a_wrong_q():
     """With means and scales that are off and no look at Z_G, draws by their weights are still the posterior's."""
     silo = fitted().silo(SILO)
@@ -202,6 +203,7 @@ def test_what_is_not_there_is_said(tmp_path):
         regression.silo("a")
 
 
+@pytest.mark.slow
 def test_a_silo_that_joins_brings_its_units():
     """Their names are known to it, and to nobody else; those of others may not come twice."""
     everybody = silos(3)
@@ -226,6 +228,7 @@ def learning(group, x, y, num_groups):
     numpyro.sample("y", dist.Normal(own[group] + slope * x, NOISE), obs=y)
 
 
+@pytest.mark.slow
 def test_a_fit_is_handed_over_whole():
     """From SFVI-Avg, whose silos are centred at means of their own, to SFVI: every density stays, to the last digit."""
     model = numpyro_model(learning, rows(), unit="group", num_units="num_groups")
