@@ -126,7 +126,7 @@ def run_rounds(
     if advanced is not None:
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
-        records = _records_of(server, rounds, seconds, _bytes_per_visit(algorithm, server)) if len(rounds) else []
+        records = _records_of(algorithm, server, rounds, seconds) if len(rounds) else []
         heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds:
         before = len(records) * schedule.visits_per_round(len(server.clients))
@@ -144,7 +144,7 @@ def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
     return wire.num_bytes((there, server.posterior, server.clients[first].report))
 
 
-def _records_of(server: ServerState, rounds: BlockRounds, seconds: float, per_client: int) -> list[Record]:
+def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, seconds: float) -> list[Record]:
     """The records of a block's rounds; nothing crosses a wire there, and bytes are what would have.
 
     There may be thousands, so each column is taken at once.
@@ -159,11 +159,11 @@ def _records_of(server: ServerState, rounds: BlockRounds, seconds: float, per_cl
         "solver_steps": np.asarray(said.report.steps).max(axis=1),
         "unconverged": (~np.asarray(said.report.converged, bool)).sum(axis=1),
     }
-    names = server.names
+    names, num_clients = server.names, len(server.clients.keys() - algorithm.owned)
     fixed = {
         "refused": 0,
-        "communications": len(names),
-        "bytes": per_client * len(names),
+        "communications": num_clients,
+        "bytes": _bytes_per_visit(algorithm, server) * num_clients,
         "seconds": seconds,
     }
     rows = zip(residuals.tolist(), *(column.tolist() for column in columns.values()), strict=True)
@@ -178,7 +178,8 @@ def run_round(
 ) -> tuple[ServerState, Record]:
     """One round, and what is to be said of it; communications, bytes and seconds are of this round alone."""
     began, virtual_began = time.perf_counter(), engine.virtual_seconds
-    visits, num_bytes, idle_turns, accepted, refused = 0, 0, 0, {}, []
+    visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
+    owned = algorithm.owned
     sent = server.posterior
     while visits < schedule.visits_per_round(len(server.clients)):
         rng = np.random.default_rng([server.seed, server.version, visits])
@@ -187,7 +188,7 @@ def run_round(
         server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
         for message in messages:
             engine.submit(message)
-        num_bytes += sum(wire.num_bytes(message.brief) for message in messages)
+        num_bytes += sum(wire.num_bytes(message.brief) for message in messages if message.client not in owned)
         del messages  # the engine has them; there may be very many
         received, before, waiting = 0, visits, []
         while received < plan.wait and (replies := engine.collect(plan.wait - received)):
@@ -198,9 +199,10 @@ def run_round(
                 continue
             server, outcome = ledger.receive(algorithm, server, waiting)
             visits += len(outcome.accepted)
+            heard_of += len(outcome.accepted.keys() - owned)
             accepted |= outcome.accepted
             refused += outcome.refused
-            num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting)
+            num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting if reply.client not in owned)
             waiting = []
             heard(visits, len(replies))
             for name, why in outcome.refused:
@@ -219,7 +221,7 @@ def run_round(
         "solver_steps": max(int(report.steps) for report in reports),
         "unconverged": sum(not bool(report.converged) for report in reports),
         "refused": len(refused),
-        "communications": visits,
+        "communications": heard_of,
         "bytes": num_bytes,
         "seconds": time.perf_counter() - began,
     }

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from cavity import diagnostics, federation, ledger, running, silos, wire
-from cavity.data.clients import prepare_client, prepare_clients, unit_labels
+from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, ReportedModel, Schedule
@@ -209,6 +209,7 @@ class Fit:
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
         self._needs_clients("withdraw a client")
+        self._needs_factors()
         if name == SERVER:
             raise CavityError("the prior is not a client; it cannot be withdrawn")
         server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
@@ -226,8 +227,14 @@ class Fit:
             raise CavityError("clients that are streamed come from their source alone; add it there and run again")
         server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
         method = self.algorithm.initial_method(len(server.clients))
-        clients = prepare_clients(self.algorithm.model, {**(self.clients or {}), name: data})
-        return replace(self, server=replace(server, method=method), clients=clients).refine(rounds, tolerance)
+        model, labels = self.algorithm.model, self.labels
+        if self._latent:  # units are numbered in what has been prepared, so their names are compared here
+            check_units(labels := {**labels, **unit_labels(model, {name: data})})
+            clients = {**(self.clients or {}), **prepare_clients(model, {name: data})}
+        else:
+            clients = prepare_clients(model, {**(self.clients or {}), name: data})
+        fit = replace(self, server=replace(server, method=method), clients=clients, labels=labels)
+        return fit.refine(rounds, tolerance)
 
     def influence(self, *, refine: bool = True) -> dict[str, diagnostics.Influence]:
         """How far the posterior moves without each client.
@@ -238,6 +245,7 @@ class Fit:
         """
         if self.server.held_by_clients:
             raise CavityError("the clients keep their factors to themselves, so the server cannot weigh them")
+        self._needs_factors()
         names = self.algorithm.model.parameter_names
         weighed = {}
         for name in self._parties:
@@ -292,6 +300,13 @@ class Fit:
     def _rescheduled(self, server: ServerState) -> ServerState:
         return replace(server, schedule=self.schedule.init(server.names))
 
+    def _needs_factors(self) -> None:
+        if self._latent:
+            raise CavityError(
+                f"{type(self.algorithm).__name__} keeps no factor per silo that could be taken out; run it again "
+                "without the silo"
+            )
+
     def _needs_clients(self, action: str) -> None:
         if self.clients is None:
             raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
@@ -343,7 +358,7 @@ def run(
     at_most: int = algorithm.planned_rounds if rounds is None else rounds
     block: int = algorithm.planned_block if rounds_per_block is None else rounds_per_block
     data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
-    names = running.names_of(data)
+    names = running.names_of(data, algorithm.model)
     running.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=block, chunk=chunk)
     running.check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
@@ -397,7 +412,7 @@ def resume(
         progress: as in `run`.
     """
     fit = load(directory, algorithm=algorithm, schedule=schedule, clients=clients)
-    missing = set(fit.server.names) ^ set(running.names_of(fit.clients or {}))
+    missing = set(fit.server.names) ^ set(running.names_of(fit.clients or {}, fit.algorithm.model))
     if missing:
         raise CavityError(
             f"the checkpoint and the data differ in their clients: {', '.join(sorted(missing))}. Give the same "

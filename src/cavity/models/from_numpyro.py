@@ -116,7 +116,7 @@ def numpyro_model(
         unit=unit,
         num_units=num_units,
         missing=tuple(missing),
-        draws_rows=bool(drawn),
+        drawn=tuple(drawn),
     )
     _check_directions(model, columns)
     _check_alone(model, columns, drawn)
@@ -150,7 +150,7 @@ def numpyro_kinds(first: NumpyroModel, *others: NumpyroModel) -> NumpyroModel:
                 f"two kinds have the columns {', '.join(model.example)}; a silo's kind is known by them, so name the "
                 "outcome differently"
             )
-    return replace(first, others=others, draws_rows=any(model.draws_rows for model in (first, *others)))
+    return replace(first, others=others)
 
 
 def _learned(
