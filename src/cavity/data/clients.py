@@ -81,9 +81,7 @@ class Prepared(ClientSource):
         loaded = self._raw.load(theirs) if theirs else []
         if len(loaded) != len(theirs):
             raise DataError(f"the source returned {len(loaded)} data sets for {len(theirs)} clients, not one each")
-        prepared = {
-            name: prepare_client(self._model, name, value) for name, value in zip(theirs, loaded, strict=True)
-        }
+        prepared = {name: prepare_client(self._model, name, value) for name, value in zip(theirs, loaded, strict=True)}
         return [(prepared | self._owned)[name] for name in names]
 
 
