@@ -335,6 +335,7 @@ def test_late_is_as_good_as_early():
     assert sorted(joined.server.names) == sorted(counted(3).server.names)
 
 
+@pytest.mark.slow
 def test_influence_and_remarks_are_of_clients_alone():
     fit = counted(3)
     found = fit.influence()
@@ -497,6 +498,7 @@ def yearly(year, count):
     sample("count", dist.Poisson(jnp.exp(level + trend * year)), obs=count)
 
 
+@pytest.mark.slow
 def test_counts_by_uncentred_year():
     """The closest Gaussian, found by its fixed point with the year centred, where E[exp f] = exp(m + v / 2)."""
     rng = np.random.default_rng(7)

@@ -99,6 +99,7 @@ def fitted(partition=one_each, swapped=False):
     return cavity.run(cavity.PVI(mixed(swapped)), partition(), rounds=200, tolerance=1e-14)
 
 
+@pytest.mark.slow
 def test_pvi_finds_the_closest_gaussian_of_all_rows():
     fit, (mean, covariance) = fitted(), reference()
     assert fit.converged
@@ -227,6 +228,7 @@ def gaussian_posterior():
     return np.linalg.solve(precision, pull), np.linalg.inv(precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_local_latents_beside_none(plain_first):
     fit = cavity.run(SFVI(gaussian_model(plain_first), num_steps=1), gaussian_silos())

@@ -39,6 +39,7 @@ def test_a_gaussian_model_starts_at_its_posterior(num_silos):
         np.testing.assert_allclose(own.coupling, local.coupling, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_correlations_the_scales_are_the_best_ones():
     """The mean field nearest to a Gaussian has the variances of each latent given the others."""
     algorithm, _ = started(SFVI(model_once(), family=mean_field))
@@ -84,6 +85,7 @@ def test_units_do_not_matter(method):
     np.testing.assert_allclose(posteriors[1][1], posteriors[0][1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_how_units_are_shared_out_does_not_matter():
     algorithm = SFVI(in_units(1.0, 1.0, 1.0), num_steps=50, num_samples=2)
     fits = [cavity.run(algorithm, silos(count, counts()), tolerance=0.0) for count in (1, 3)]
@@ -93,6 +95,7 @@ def test_how_units_are_shared_out_does_not_matter():
     assert "started at the mode" in str(fits[0].summary())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_in_the_same_units(tmp_path):
     """The one that resumes has not scouted: all that matters is in the checkpoint."""
     method = SFVI(model_once(), num_steps=40, num_samples=1)

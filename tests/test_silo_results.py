@@ -172,6 +172,7 @@ def test_units_of_other_silos_are_new_to_this_one():
     check_prediction(predicted, *np.array([of_new_unit(1.5)]).T)
 
 
+@pytest.mark.slow
 def test_predictions_at_a_new_silo():
     """Every unit is new there, whatever it is called."""
     _, _, units, _ = exact()

@@ -18,7 +18,7 @@ from cavity.data.clients import check_units, prepare_client, prepare_clients, un
 from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, ReportedModel, Schedule
-from cavity.models.globals_only import SERVER, GlobalsOnly
+from cavity.models.globals_only import GlobalsOnly
 from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
 from cavity.schedules import Synchronous
@@ -142,7 +142,7 @@ class Fit:
     @property
     def _parties(self) -> list[str]:
         """The clients, without the server's own row of a prior outside the family."""
-        return [name for name in self.server.names if name != SERVER]
+        return [name for name in self.server.names if name not in self.algorithm.owned]
 
     def _remarks(self) -> tuple[str, ...]:
         last = self.history[-1] if self.history else None
@@ -210,7 +210,7 @@ class Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
         self._needs_clients("withdraw a client")
         self._needs_factors()
-        if name == SERVER:
+        if name in self.algorithm.owned:
             raise CavityError("the prior is not a client; it cannot be withdrawn")
         server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
         clients = self.clients
