@@ -111,7 +111,7 @@ def speed(journal: Journal, model: Any, pooled: mixed.Columns, seed: int, quick:
     theirs = _svi(chains, num_steps, seed)
     theirs()
     ours_best, theirs_best = np.inf, np.inf
-    for _ in range(1 if quick else 3):
+    for _ in range(1 if quick else 7):
         began = time.perf_counter()
         run(method, shared_out(seed), rounds=num_steps, **options)
         ours_best = min(ours_best, time.perf_counter() - began)
