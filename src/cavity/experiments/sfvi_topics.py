@@ -8,8 +8,8 @@ Every fit takes as many steps: SFVI one exchange each, SFVI-Avg in rounds of a h
 as large a batch of its documents. A topic's words are those of largest weight in T; its coherence is counted in the
 posts of all silos. Bounds are of all posts that a fit has seen, by draws.
 
-One run does not settle which method is more coherent: `docs/results/sfvi.md` has three seeds. Of the step sizes 0.02 and
-0.05 the latter, used here, has the higher bound in four of the five fits with seed 0.
+One run does not settle which method is more coherent: `docs/results/sfvi.md` has three seeds. Of the step sizes 0.02
+and 0.05 the latter, used here, has the higher bound in four of the five fits with seed 0.
 """
 
 from __future__ import annotations
