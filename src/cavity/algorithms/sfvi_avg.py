@@ -21,6 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.algorithms.ascent import Ascent, AscentState
@@ -271,7 +272,8 @@ class SFVIAvg(CombiningAlgorithm):
         theta = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), theirs.theta)
         bound = jnp.mean(answers.report.free_energy)
         counted = Averages(jnp.asarray(method.count) + 1, jnp.asarray(bound, jnp.asarray(method.bound).dtype))
-        return Globals(barycentre(theirs.q), theta), counted
+        units = posterior.q if self.structured.scouts else None
+        return Globals(barycentre(theirs.q, units), theta), counted
 
     def bound(self, method: Averages) -> Any:
         return method.bound
@@ -286,11 +288,21 @@ def _cut_or_padded(leaf: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([leaf[: shape[0]], more])
 
 
-def barycentre(stacked: Any) -> GlobalGaussian:
-    """The Wasserstein barycentre of several q(Z_G), stacked, with equal weights."""
+def barycentre(stacked: Any, units: Any = None) -> GlobalGaussian:
+    """The Wasserstein barycentre of several q(Z_G), stacked, with equal weights.
+
+    How far apart two full covariances are depends on the units of each latent. With `units`, a q(Z_G), it is measured
+    along its axes, and so the same whatever they are; None measures as the model is written.
+    """
     if isinstance(stacked, MeanFieldGlobal):
         mean, scale = diagonal_barycentre(stacked.mean, jnp.exp(stacked.log_scale))
         return MeanFieldGlobal(mean, jnp.log(scale))
-    mean, root = full_barycentre(stacked.mean, jax.vmap(lambda q: q.root)(stacked))
+    roots = jax.vmap(lambda q: q.root)(stacked)
+    if units is None:
+        mean, root = full_barycentre(stacked.mean, roots)
+    else:
+        white = jax.vmap(lambda root: jnp.tril(solve_triangular(units.root, root, lower=True)))(roots)
+        mean, root = full_barycentre(stacked.mean, white)
+        root = units.root @ root
     scale = jnp.diagonal(root)
     return DenseGlobal(mean, jnp.log(scale), jnp.tril(root / scale[:, None], -1))
