@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 import cavity
-from cavity.algorithms.sfvi import SFVI, mean_field
+from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.algorithms.structured import mean_field
 from cavity.engines.stacks import pad
 from cavity.errors import CavityError, DataError
 from cavity.experiments import runner, sfvi_bnn

@@ -13,8 +13,9 @@ import pytest
 
 import cavity
 from cavity import running
-from cavity.algorithms.sfvi import SFVI, mean_field
+from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.algorithms.structured import mean_field
 from cavity.data.clients import prepare_clients
 from cavity.errors import CavityError
 from cavity.models.from_numpyro import numpyro_model

@@ -16,7 +16,8 @@ import pytest
 import cavity
 from cavity import wire
 from cavity.algorithms.bound import Globals, server_gradient, silo_gradient
-from cavity.algorithms.sfvi import SFVI, dense_family
+from cavity.algorithms.sfvi import SFVI
+from cavity.algorithms.structured import dense_family
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, LocalGaussian, LowRankGlobal, MeanFieldGlobal
 from cavity.engines import combined

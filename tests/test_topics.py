@@ -11,8 +11,9 @@ from scipy import stats
 import cavity
 from cavity.algorithms.ascent import AscentState
 from cavity.algorithms.bound import Globals, silo_gradient
-from cavity.algorithms.sfvi import SFVI, Own, Silo, mean_field
+from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.algorithms.structured import Own, Silo, mean_field
 from cavity.distributions.structured import LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError, DataError
 from cavity.experiments import runner, sfvi_topics

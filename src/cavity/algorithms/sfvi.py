@@ -16,59 +16,22 @@ average, since they are drawn at random.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.algorithms.ascent import Ascent, AscentState
-from cavity.algorithms.bound import Globals, server_gradient, silo_gradient, unit_noise
-from cavity.algorithms.pvi import PVI
-from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
+from cavity.algorithms.bound import Globals, server_gradient
+from cavity.algorithms.scale_free import GlobalAxes
+from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
 from cavity.distributions.full import FullGaussian
-from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
-from cavity.errors import CavityError
+from cavity.distributions.structured import LocalGaussian
 from cavity.interfaces import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
-from cavity.models.marginal import conditional_modes, marginal
-from cavity.models.numpyro import NumpyroModel
-from cavity.solvers.gradient import mini_batch
-from cavity.solvers.laplace import Laplace
 from cavity.state import Answer, Brief, Report
-
-MANY_GLOBALS = 200  # from which on q(Z_G) has no correlations by default
-MANY_COUPLINGS = 20_000  # numbers in one unit's C_u from which on there is none by default
-SMALL_UNIT = 3  # latents of a unit up to which importance samples are drawn by default
-SAMPLES = 20
-SCOUTED_GLOBALS = 50  # up to which the start is looked for by default
-EXCHANGE_STREAM = 0x5F71
-
-
-class Exchange(eqx.Module):
-    """What everybody is told in one exchange: the noise of Z_G, one row per draw, and the key of the units' noise."""
-
-    noise: Float[Any, "s e"]
-    key: UInt32[Any, 2]
-
-
-class Own(eqx.Module):
-    """What stays at a silo: q(Z_L | Z_G), its optimiser's state, and along what that climbs."""
-
-    q: LocalGaussian
-    ascent: AscentState
-    axes: LocalAxes | None = None
-
-
-class Silo(eqx.Module):
-    """A silo's side of one exchange."""
-
-    shared: Globals
-    own: Own
-    exchange: Exchange
-    data: Data
 
 
 class Learner(eqx.Module):
@@ -104,219 +67,6 @@ class OneGradient(Solver):
 
     def result(self, problem: Silo, state: PyTree) -> PyTree:
         return state[0]
-
-
-class StructuredInference(eqx.Module):
-    """The bound of a model in a family, and how its gradient is estimated; what SFVI and SFVI-Avg share.
-
-    Attributes:
-        model: with global latents, local ones or none, and learned parameters or none.
-        start: q(Z_G) and theta before any data.
-        num_draws: draws of Z_G per gradient.
-        num_samples: importance samples per unit, the K of the locally enhanced bound; 1 is the paper's.
-        coupled: whether q(Z_L | Z_G) looks at Z_G.
-        dense: whether it has correlations between the latents of a unit.
-        widens: whether its standard deviations look at Z_G too, which the paper's do not.
-        local_scale: its standard deviations before any data.
-        batch_size: rows per gradient; None takes all. Where every row is a unit, their latents are drawn with them.
-        scouts: whether the start is looked for first, and steps are taken in units of q.
-        located: whether it has been found.
-    """
-
-    model: LatentModel
-    start: Globals
-    num_draws: int = eqx.field(static=True)
-    num_samples: int = eqx.field(static=True)
-    coupled: bool = eqx.field(static=True)
-    dense: bool = eqx.field(static=True)
-    widens: bool = eqx.field(static=True)
-    local_scale: float
-    batch_size: int | None = eqx.field(static=True, default=None)
-    scouts: bool = eqx.field(static=True, default=False)
-    located: bool = eqx.field(static=True, default=False)
-
-    @property
-    def scout(self) -> PVI | None:
-        """Laplace's method for the model without its local latents; None where the start has been found."""
-        if not self.scouts or self.located:
-            return None
-        assert isinstance(self.model, NumpyroModel)
-        return PVI(marginal(self.model), solver=Laplace())
-
-    def starting_at(self, found: FullGaussian) -> StructuredInference:
-        """The same, with q(Z_G) at what the scout has found."""
-        with jax.enable_x64(True):
-            mean, precision = (jnp.asarray(part) for part in (found.mean, found.precision))
-            root = jnp.linalg.cholesky(jnp.asarray(found.covariance))
-            # without correlations the best scale is that of a latent given all others
-            scale = jnp.diagonal(root) if isinstance(self.start.q, DenseGlobal) else jnp.diagonal(precision) ** -0.5
-            moved = {"mean": mean, "log_scale": jnp.log(scale)}
-            if isinstance(self.start.q, DenseGlobal):
-                moved["below"] = jnp.tril(root / scale[:, None], -1)
-            q = replace(self.start.q, **{k: leaf.astype(self.start.q.mean.dtype) for k, leaf in moved.items()})
-        return replace(self, start=Globals(q, self.start.theta), located=True)
-
-    def axes(self, shared: GlobalGaussian) -> GlobalAxes | None:
-        """Along which the server climbs that starts here."""
-        return GlobalAxes.of(shared) if self.scouts else None
-
-    def own_axes(self, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes | None:
-        """Along which a silo climbs that starts here, with its own parameters."""
-        return LocalAxes.of(own, shared) if self.scouts else None
-
-    def initial_q(self, data: Data) -> LocalGaussian:
-        """q(Z_L | Z_G) of a silo before any data; a model that encodes its units leaves no number to keep."""
-        q = self._vague_q(data)
-        if not self.located or self.model.local_size(data) == 0:
-            return q
-        mean, root, slope = conditional_modes(self.model, self.start.theta, self.start.q.mean, data)
-        scale = jnp.diagonal(root, axis1=1, axis2=2)
-        return replace(
-            q,
-            mean=mean,
-            log_scale=jnp.log(scale),
-            coupling=None if q.coupling is None else slope,
-            below=None if q.below is None else jnp.tril(root / scale[..., None], -1),
-        )
-
-    def _vague_q(self, data: Data) -> LocalGaussian:
-        assert data.units is not None
-        encoded = jax.eval_shape(self.model.encode, self.start.theta, data)
-        return LocalGaussian.start(
-            len(data.units.weight),
-            self.model.local_size(data) if encoded is None else 0,
-            self.model.num_global,
-            coupled=self.coupled,
-            dense=self.dense,
-            widens=self.widens,
-            scale=self.local_scale,
-            dtype=self.start.q.mean.dtype,
-        )
-
-    def gradient(
-        self, key: PRNGKeyArray, silo: Silo, *, joint_scale: Any = None
-    ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
-        """The silo's part of the bound, of its gradient, and the gradient in its own parameters."""
-        row_key, unit_key, model_key = jax.random.split(key, 3)
-        data, q = silo.data, silo.own.q
-        units = data.units
-        assert units is not None
-        if self.batch_size is not None and self.model.independent_rows:
-            return self._gradient_of_some_units(row_key, unit_key, model_key, silo, joint_scale)
-        if self.batch_size is not None:
-            rows = mini_batch(row_key, data, self.batch_size)
-            data = Data(rows.batch, rows.weight, rows.num_rows, units)
-        exchange = jax.random.wrap_key_data(silo.exchange.key)
-        shape = (self.num_draws, self.num_samples, self.model.local_size(data))
-        noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
-        return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key, joint_scale)
-
-    def _gradient_of_some_units(
-        self, row_key: PRNGKeyArray, unit_key: PRNGKeyArray, model_key: PRNGKeyArray, silo: Silo, joint_scale: Any
-    ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
-        """The same from `batch_size` units drawn with replacement; those that were not drawn have a gradient of 0."""
-        data, own, size = silo.data, silo.own.q, self.batch_size
-        assert data.units is not None
-        assert size is not None
-        places = jax.random.randint(row_key, (size,), 0, data.num_rows)
-        parts = (data.batch, data.weight, data.units.batch, data.units.weight)
-        # the barrier keeps XLA from gathering anew wherever a row is used
-        batch, weight, labels, present = jax.lax.optimization_barrier(
-            jax.tree.map(lambda leaf: jnp.asarray(leaf)[places], parts)
-        )
-        some = Data(batch, weight, jnp.asarray(size), Data(labels, present, jnp.asarray(size)))
-        dtype = silo.shared.q.mean.dtype
-        shape = (self.num_draws, self.num_samples, self.model.local_size(data))
-        assert some.units is not None
-        noise = unit_noise(unit_key, jax.random.wrap_key_data(silo.exchange.key), some.units, shape, dtype)
-        q = jax.tree.map(lambda leaf: leaf[places], own)
-        found = silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, some, model_key, joint_scale)
-        scale = jnp.asarray(data.num_rows, dtype) / size
-        bound, gradient, to_units = jax.tree.map(lambda leaf: scale * leaf, found)
-        spread = jax.tree.map(lambda leaf, some: jnp.zeros_like(leaf).at[places].add(some), own, to_units)
-        return bound, gradient, spread
-
-    def exchange(self, seed: Any, version: Any) -> Exchange:
-        """The noise of Z_G in one exchange, from the seed and the version alone."""
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EXCHANGE_STREAM), version)
-        noise_key, unit_key = jax.random.split(key)
-        q = self.start.q
-        noise = jax.random.normal(noise_key, (self.num_draws, q.noise_size), q.mean.dtype)
-        return Exchange(noise, jax.random.key_data(unit_key))
-
-
-def structured_inference(
-    model: LatentModel,
-    *,
-    family: Callable[[Array, Array], GlobalGaussian] | None = None,
-    num_draws: int = 1,
-    num_samples: int | None = None,
-    coupled: bool | None = None,
-    dense: bool | None = None,
-    widens: bool | None = None,
-    local_scale: float = 0.5,
-    batch_size: int | None = None,
-    dtype: Any = None,
-    scout: bool | None = None,
-) -> StructuredInference:
-    """The parts with their defaults, by the size of the model.
-
-    With `scout` the start is Laplace's approximation, found by some rounds of its own, and steps are in units of q: it
-    does not matter then how the model's parameters are scaled. None does so for small NumPyro models.
-    """
-    if not isinstance(model, LatentModel):
-        raise CavityError(
-            f"SFVI takes a model with global and local latents (`numpyro_model(...)`), not {type(model).__name__}"
-        )
-    mean, scale = (jnp.asarray(part, dtype) for part in model.start)
-    if family is None:
-        family = mean_field if model.num_global >= MANY_GLOBALS else dense_family
-    has_units = model.num_local > 0
-    sees_all_rows = batch_size is None and not getattr(model, "draws_rows", False)
-    if num_samples is None:
-        num_samples = SAMPLES if 0 < model.num_local <= SMALL_UNIT and sees_all_rows else 1
-    if coupled is None:
-        coupled = has_units and model.num_local * model.num_global <= MANY_COUPLINGS
-    if dense is None:
-        dense = 1 < model.num_local <= 20
-    if widens is None:
-        widens = coupled and num_samples > 1
-    for what, count in (("num_draws", num_draws), ("num_samples", num_samples), ("batch_size", batch_size or 1)):
-        if count < 1:
-            raise CavityError(f"{what} must be at least 1, not {count}")
-    if num_samples > 1 and not sees_all_rows:
-        raise CavityError(
-            "importance samples need all rows of a unit: the log of an estimate is biased; leave out `num_samples`, or "
-            "both `batch_size` and plates that draw rows"
-        )
-    if scout is None:
-        is_small = model.num_global <= SCOUTED_GLOBALS and model.num_local <= SMALL_UNIT
-        scout = isinstance(model, NumpyroModel) and is_small and sees_all_rows
-    if scout and not isinstance(model, NumpyroModel):
-        raise CavityError(f"a start is looked for in NumPyro models, not in {type(model).__name__}; leave `scout` out")
-    theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), model.theta)
-    return StructuredInference(
-        model=model,
-        start=Globals(family(mean, scale), theta),
-        num_draws=num_draws,
-        num_samples=num_samples,
-        coupled=coupled,
-        dense=dense,
-        widens=widens,
-        local_scale=float(local_scale),
-        batch_size=batch_size,
-        scouts=scout,
-    )
-
-
-def dense_family(mean: Array, scale: Array) -> DenseGlobal:
-    """All correlations between global latents."""
-    return DenseGlobal(mean, jnp.log(scale), jnp.zeros((len(mean), len(mean)), mean.dtype))
-
-
-def mean_field(mean: Array, scale: Array) -> MeanFieldGlobal:
-    """No correlations between global latents."""
-    return MeanFieldGlobal(mean, jnp.log(scale))
 
 
 class SFVI(CombiningAlgorithm):
@@ -422,15 +172,3 @@ class SFVI(CombiningAlgorithm):
 
     def bound(self, method: Learner) -> Any:
         return method.bound
-
-
-def resized(local: PyTree, num_units: int) -> PyTree:
-    """The same for so many units; per-unit leaves have at least two axes, and padding repeats the last unit."""
-
-    def fit(leaf: Any) -> Any:
-        if np.ndim(leaf) < 2 or len(leaf) == num_units:
-            return leaf
-        leaf = np.asarray(leaf)
-        return np.concatenate([leaf[:num_units], np.repeat(leaf[-1:], max(num_units - len(leaf), 0), axis=0)])
-
-    return jax.tree.map(fit, local)

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
-from cavity.algorithms.sfvi import Exchange, Own, Silo, StructuredInference, resized, structured_inference
+from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError

@@ -25,8 +25,9 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from cavity.algorithms.sfvi import SFVI, mean_field
+from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.algorithms.structured import mean_field
 from cavity.data import sources
 from cavity.data.partition import Partition, select
 from cavity.experiments.runner import Journal, Size

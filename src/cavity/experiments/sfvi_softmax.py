@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from cavity.algorithms import SFVI, SFVIAvg
 from cavity.algorithms.bound import Globals
-from cavity.algorithms.sfvi import mean_field
+from cavity.algorithms.structured import mean_field
 from cavity.data import sources
 from cavity.experiments.runner import Journal, Size
 from cavity.experiments.telling import each_tenth

@@ -25,8 +25,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.algorithms.bound import Globals, local_family
-from cavity.algorithms.sfvi import SFVI, mean_field
+from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.algorithms.structured import mean_field
 from cavity.coherence import top_words, umass_coherence
 from cavity.data import partition, sources
 from cavity.distributions.structured import LocalGaussian
