@@ -12,3 +12,17 @@ def quick_to_compile():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def command(capsys):
+    """The command with these words: its exit code, and what it printed to either stream."""
+    from cavity.cli.main import main
+
+    def run(*words):
+        with pytest.raises(SystemExit) as exit:
+            main(words)
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run

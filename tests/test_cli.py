@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import cavity
-from cavity.cli import main, names
+from cavity.cli import names
 from cavity.errors import CavityError
 
 
@@ -41,17 +41,6 @@ def here(monkeypatch, tmp_path):
     for toy in (holds, fails, mistaken, faulty):
         monkeypatch.setitem(names.REPRODUCE, toy.__name__, f"{__name__}:{toy.__name__}")
         monkeypatch.setitem(names.BENCH, toy.__name__, f"{__name__}:{toy.__name__}")
-
-
-@pytest.fixture
-def command(capsys):
-    def run(*words):
-        with pytest.raises(SystemExit) as exit:
-            main(words)
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["reproduce", "--help"], ["bench", "-h"]])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity.cli import main
 from cavity.study import read_study
 from cavity.study import running as study_running
 from tests.studies import FEDERATED, TRIAL, hospitals, patients, write_csv
@@ -26,17 +25,6 @@ def here(monkeypatch, tmp_path):
     for name, columns in hospitals().items():
         write_csv(tmp_path / "data" / f"{name}.csv", columns)
     (tmp_path / "study.toml").write_text(FEDERATED)
-
-
-@pytest.fixture
-def command(capsys):
-    def run(*words):
-        with pytest.raises(SystemExit) as exit:
-            main(words)
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.mark.parametrize("words", [["study", "new", "--help"], ["study", "check", "--help"], ["run", "--help"]])
