@@ -1,7 +1,7 @@
 """A client's side of Flower: its SuperNode beside this process, and this process as what Flower calls the ClientApp.
 
-The SuperNode holds the connection, with TLS and the client's key. It runs in its `process` isolation, in which apps live
-outside of it: this process takes each message's task, hands the bytes to the resident worker and passes its answer
+The SuperNode holds the connection, with TLS and the client's key. It runs in its `process` isolation, in which apps
+live outside of it: this process takes each message's task, hands the bytes to the resident worker and passes its answer
 back. Flower's own executor would start a new interpreter for every message, and run whatever code came with the run;
 here no code that comes over the wire is ever looked at. The SuperNode's local port asks for a secret that only this
 process has.
@@ -41,6 +41,7 @@ logger = logging.getLogger("cavity")
 POLL = 0.25  # seconds between two looks for a message
 AGAIN = 5.0  # seconds before a SuperNode that has ended is started again
 STARTING = 60.0
+FAREWELL = 4.0  # seconds that the SuperNode has to send the last answer
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,10 @@ class FlowerNode:
         wait_for_port(self._node, self._port, STARTING, "Flower's SuperNode")
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
         with self._client(signed) as tasks:
-            while self._node.running and not done():
+            until = float("inf")
+            while self._node.running and time.monotonic() < until:
+                if done():  # the last answer is with the SuperNode, which looks for it twice a second
+                    until = min(until, time.monotonic() + FAREWELL)
                 try:
                     task = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
                     if task.token:

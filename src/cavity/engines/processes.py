@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +14,10 @@ from pathlib import Path
 from cavity.errors import CavityError
 
 PATIENCE = 5.0  # seconds that a program has to end by itself
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
+# The program becomes the one behind it after it has asked Linux to be killed with its parent (PR_SET_PDEATHSIG is 1, and
+# SIGKILL 9). A `preexec_fn` would do the same, but must not be used beside the threads of JAX.
+_ASK = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+_LEASH = [sys.executable, "-c", _ASK] if sys.platform == "linux" else []
 
 
 class Child:
@@ -35,13 +36,12 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [_script(command[0]), *command[1:]],
+                [*_LEASH, _script(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,  # a Ctrl-C is for its parent, which ends it in good order
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
 
     @property
@@ -63,10 +63,6 @@ class Child:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _script(name: str) -> str:

@@ -5,7 +5,7 @@
     clients/NAME/        that client's: its private key, the authority's and the server's certificates
 
 TLS keeps strangers from reading, the nodes' keys keep them from connecting. Besides, both sides sign what they send
-(`cavity.engines.envelope`), since whoever reaches a server of Flower may start runs of his own on it.
+(`cavity.engines.letters`), since whoever reaches a server of Flower may start runs of his own on it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from cavity.engines.letters import Sign, Verify
 from cavity.errors import StudyError
 from cavity.study.schema import Study
 
 DAYS = 730
+_ECDSA = ec.ECDSA(hashes.SHA384())
 AUTHORITY, CERTIFICATE, KEY, CLIENT_KEY = "ca.pem", "server.pem", "server.key", "client.key"
 ALWAYS = ("localhost", "127.0.0.1")  # the server talks to itself under these
 
@@ -169,6 +173,40 @@ def _openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def server_signer(folder: Path) -> Sign:
+    """Signs with the server's key."""
+    key = serialization.load_pem_private_key((folder / KEY).read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return lambda content: key.sign(content, _ECDSA)
+
+
+def client_signer(folder: Path) -> Sign:
+    """Signs with a client's key."""
+    key = serialization.load_ssh_private_key((folder / CLIENT_KEY).read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return lambda content: key.sign(content, _ECDSA)
+
+
+def server_verifier(folder: Path) -> Verify:
+    """Whether the server has signed, by its certificate in a client's folder."""
+    key = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes()).public_key()
+    return _verifier(key)
+
+
+def client_verifier(public_key: bytes) -> Verify:
+    """Whether a client has signed."""
+    return _verifier(serialization.load_pem_public_key(public_key))
+
+
+def _verifier(key: Any) -> Verify:
+    def verify(content: bytes, signature: bytes) -> bool:
+        try:
+            key.verify(signature, content, _ECDSA)
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify
