@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,7 @@ def client(
 
     Example: `cavity client study.toml --name leeds --data leeds.csv --server server.example.org:8000`
     """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA fills screens about programs from its own cache
     start_jax()
     from cavity.cli.life_signs import life_signs
     from cavity.engines.client_store import ClientStore, SentLog

@@ -68,11 +68,11 @@ class Terms:
 
 @dataclass
 class Awaited:
-    """A letter under way: to whom, until when, and the message in it if it is one of the ledger's."""
+    """A letter under way: to whom, until when, and the message in it."""
 
     client: str
     until: float
-    message: Message | None = None
+    message: Message
 
 
 class Round:
@@ -342,10 +342,10 @@ class NetworkEngine(Engine):
 
     def _reply_of(self, awaited: Awaited, delivery: Delivery) -> Reply | None:
         name, message = awaited.client, awaited.message
-        assert message is not None
+        if delivery.content is None:
+            self._around.say(f"{name} does not answer: {delivery.problem}")
+            return None
         try:
-            if delivery.content is None:
-                raise ProtocolError(delivery.problem)
             letter = self._around.opened(name, delivery.content)
             if letter.kind == Kind.LEAVING:
                 return None

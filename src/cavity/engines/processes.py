@@ -14,7 +14,7 @@ from pathlib import Path
 from cavity.errors import CavityError
 
 PATIENCE = 5.0  # seconds that a program has to end by itself
-# The program becomes the one behind it after it has asked Linux to be killed with its parent (PR_SET_PDEATHSIG is 1, and
+# The program becomes the one behind it after it has asked Linux to be killed with its parent (PR_SET_PDEATHSIG is 1,
 # SIGKILL 9). A `preexec_fn` would do the same, but must not be used beside the threads of JAX.
 _ASK = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 _LEASH = [sys.executable, "-c", _ASK] if sys.platform == "linux" else []
