@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import sys
+import types
 from dataclasses import replace
 
 import jax
@@ -18,7 +20,9 @@ from cavity.engines.local import LocalEngine
 from cavity.engines.network import Round, Terms
 from cavity.engines.worker import Worker
 from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
+from cavity.interfaces import LatentModel, Model
 from cavity.ledger import is_proper
+from cavity.models.globals_only import as_rows
 from cavity.state import Answer, ClientState, Pending, Report
 from cavity.store.directory import RunDirectory
 from cavity.study import parse_study, serving
@@ -486,3 +490,82 @@ def test_who_is_there_is_asked_again_after_the_post_was_lost(tmp_path):
     assert reopened == [1]
     house.post.faults = Faults()
     assert around.wait_for(house.study.clients, 3) == set(house.study.clients)
+
+
+WARDS = """\
+name = "Wards"
+id = "wards"
+clients = ["leeds", "york"]
+[model]
+function = "own_models:MODEL"
+[columns]
+ward = { type = "text" }
+dose = { type = "number" }
+outcome = { type = "number" }
+"""
+AVERAGED = WARDS.replace("MODEL", "wards") + (
+    '[algorithm]\nmethod = "sfvi-avg"\ntotal = 4\nlocal_steps = 20\n[run]\nrounds = 3\n'
+)
+PRIOR_AT_THE_SERVER = WARDS.replace("MODEL", "spread").replace('ward = { type = "text" }\n', "") + (
+    "[run]\ntolerance = 1e-12\n"
+)
+
+
+@pytest.fixture
+def own_models(monkeypatch):
+    """A package of the user's own: one model with latents that stay, one whose prior is no Gaussian."""
+    numpyro = pytest.importorskip("numpyro")
+    module, dist = types.ModuleType("own_models"), pytest.importorskip("numpyro.distributions")
+    example = {"ward": ["a", "b"], "dose": np.zeros(2), "outcome": np.zeros(2)}
+
+    def with_wards(ward, dose, outcome, num_wards):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        with numpyro.plate("wards", num_wards):
+            level = numpyro.sample("level", dist.Normal(mu, 1.0))
+        numpyro.sample("y", dist.Normal(level[ward] + dose, 1), obs=outcome)
+
+    def without(dose, outcome):
+        scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+        numpyro.sample("y", dist.Normal(dose, scale), obs=outcome)
+
+    def wards() -> LatentModel:
+        return cavity.models.numpyro_model(with_wards, example, unit="ward", num_units="num_wards")
+
+    def spread() -> Model:
+        columns = {name: example[name] for name in ("dose", "outcome")}
+        return as_rows(cavity.models.numpyro_model(without, columns))
+
+    module.wards, module.spread = wards, spread
+    monkeypatch.setitem(sys.modules, "own_models", module)
+
+
+def ward_tables():
+    rng = np.random.default_rng(0)
+    return {
+        name: as_table(
+            {"ward": np.repeat([f"{name}1", f"{name}2"], 15), "dose": rng.random(30), "outcome": rng.normal(size=30)}
+        )
+        for name in ("leeds", "york")
+    }
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize("text", [AVERAGED, PRIOR_AT_THE_SERVER], ids=["latents that stay", "a prior at the server"])
+@pytest.mark.parametrize(
+    "restarting",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["resident", "clients that restart for every letter"],
+)
+def test_models_of_ones_own(tmp_path, monkeypatch, text, restarting):
+    """Scouting, latents on the clients' disks, and the server's own row, as in one process."""
+    monkeypatch.setattr(sys.modules[__name__], "tables", ward_tables)
+    house = House(tmp_path, text)
+    if restarting:
+        for name in house.study.clients:
+            house.post.workers[name] = lambda content, name=name: house.worker(name).answer(content)
+    fit = house.run()
+    reference = run_study(house.study, house.tables)
+    assert len(fit.history) == len(reference.history)
+    assert distance(fit.posterior, reference.posterior) < 1e-6
+    kept = list((tmp_path / "leeds" / "runs").glob("*/*.npz")) if (tmp_path / "leeds" / "runs").exists() else []
+    assert len(kept) == (2 if text is AVERAGED else 0)  # only what the server does not have
