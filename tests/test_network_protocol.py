@@ -347,6 +347,48 @@ class TestStudies:
         again = house.run()  # it is not taken in again when the server is started anew
         assert again.server.names == ("leeds", "hull")
 
+    def test_a_withdrawal_that_a_crash_cuts_short(self, tmp_path, monkeypatch):
+        house = House(tmp_path, SLOW)
+        server = house.server()
+
+        def after_round(record, state, engine):
+            if record["round"] == 4:
+                Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+        server._after_round = after_round
+        with monkeypatch.context() as patch:
+            patch.setattr(serving, "withdrawn", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                server.run()
+        assert Requests(tmp_path / "run").pending() == []
+        fit = house.run()
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
+
+    def test_who_is_withdrawn_before_the_beginning_is_not_waited_for(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        del house.post.workers["hull"]
+        Requests(tmp_path / "run").put(WITHDRAW + "hull")
+        fit = house.run()
+        assert fit.server.names == ("leeds", "york")
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    def test_a_fault_at_a_client_costs_nobody_else(self, tmp_path, monkeypatch):
+        house = House(tmp_path, min_clients=2)
+        faulty = house.worker("hull")
+        monkeypatch.setattr(faulty, "_work", lambda letter: 1 / 0)
+        house.post.workers["hull"] = faulty.answer
+        server = house.server()
+
+        def after_round(record, state, engine):
+            if record["round"] == 3:
+                Requests(tmp_path / "run").put(WITHDRAW + "hull")
+
+        server._after_round = after_round
+        fit = server.run()
+        assert any("a fault there: ZeroDivisionError" in line for line in house.said)
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
     def test_a_late_client_joins(self, tmp_path):
         house = House(tmp_path, SLOW, min_clients=2)
         late = house.post.workers.pop("hull")

@@ -36,7 +36,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from cavity.engines.post import Delivery, Post, PostLost
-from cavity.engines.processes import Child, wait_for_port
+from cavity.engines.processes import Child, require_free_port, wait_for_port
 from cavity.errors import CavityError
 
 logger = logging.getLogger("cavity")
@@ -51,6 +51,7 @@ QUIET = {  # nothing is reported to Flower's makers, and nothing is installed wh
 RECORD, CONTENT = "cavity", "content"
 LOOPBACK = "127.0.0.1"
 STARTING = 60.0  # seconds that the SuperLink has to come up
+ATTEMPTS, PAUSE = 5, 3.0  # to start it again, and seconds between them
 HEARTBEAT = 10.0  # seconds between two signs of life of the run's task
 BUNDLE = """\
 [project]
@@ -127,9 +128,16 @@ class FlowerPost(Post):
 
     def reopen(self) -> None:
         """After `PostLost`: end what is left, and start a new run."""
-        self.close()
-        self._over.clear()
-        self._open()
+        for attempt in range(1, ATTEMPTS + 1):
+            self.close()
+            try:
+                self._open()
+                return
+            except CavityError as error:
+                if attempt == ATTEMPTS:
+                    raise
+                logger.warning("%s; trying again", error)
+                time.sleep(PAUSE)
 
     def close(self) -> None:
         """End the run and the SuperLink."""
@@ -143,6 +151,13 @@ class FlowerPost(Post):
             self._link = None
 
     def _open(self) -> None:
+        try:
+            self._start()
+        except httpx.HTTPError as error:
+            raise CavityError(f"Flower's SuperLink does not take the study ({error}); see its log") from error
+
+    def _start(self) -> None:
+        require_free_port(self._side.host, self._side.port)
         side, folder = self._side, self._side.folder
         secret = secrets.token_bytes(32)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -187,7 +202,8 @@ class FlowerPost(Post):
             grid.node.node_id,
         )
         grid.set_run(run_from_proto(given.run))
-        threading.Thread(target=self._stay_alive, args=(grid,), daemon=True).start()
+        self._over = threading.Event()
+        threading.Thread(target=_stay_alive, args=(grid, self._over), daemon=True).start()
         return grid
 
     def _client(self, kind: Any, *interceptors: Any) -> Any:
@@ -199,14 +215,6 @@ class FlowerPost(Post):
         self._clients.append(client)
         return client
 
-    def _stay_alive(self, grid: HttpGrid) -> None:
-        """Without signs of life the SuperLink would end the run."""
-        while not self._over.wait(HEARTBEAT) and grid is self._grid:
-            try:
-                grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except (httpx.HTTPError, RunNotRunningException):
-                return  # the next question to the grid finds out too
-
     def _ask(self, question: Any) -> Any:
         if self._grid is None:
             raise PostLost("the run of Flower has not begun")
@@ -214,6 +222,15 @@ class FlowerPost(Post):
             return question(self._grid)
         except (httpx.HTTPError, RunNotRunningException) as error:
             raise PostLost(f"Flower's SuperLink does not answer ({type(error).__name__})") from error
+
+
+def _stay_alive(grid: HttpGrid, over: threading.Event) -> None:
+    """Without signs of life the SuperLink would end the run."""
+    while not over.wait(HEARTBEAT):
+        try:
+            grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except (httpx.HTTPError, RunNotRunningException):
+            return  # the next question to the grid finds out too
 
 
 def _delivery(message: Message) -> Delivery:

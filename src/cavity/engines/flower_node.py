@@ -24,6 +24,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -81,8 +82,10 @@ class FlowerNode:
                     logger.info("the connection has ended; trying again (%s)", self._side.folder / "supernode.log")
                     _wait(AGAIN, done)
                 starts += 1
-                with contextlib.suppress(CavityError):
+                try:
                     self._serve_one_node(done)
+                except CavityError as error:
+                    logger.warning("%s", error)
         finally:
             if self._node is not None:
                 self._node.end()
@@ -114,8 +117,12 @@ class FlowerNode:
                     if task.token:
                         self._serve_one_message(task.token)
                         continue
-                except httpx.HTTPError as error:
-                    logger.debug("the SuperNode does not answer: %s", error)
+                except (
+                    httpx.HTTPError,
+                    RuntimeError,
+                    ObjectPullError,
+                ) as error:  # it costs time; the server asks again
+                    logger.warning("a message was lost: %s: %s", type(error).__name__, error)
                 time.sleep(POLL)
         self._node.end()
 

@@ -213,26 +213,32 @@ class Round:
         try:
             if delivery.content is None:
                 raise ProtocolError(delivery.problem)
-            letter = decode(delivery.content, unverified, self.terms.types)
-            name = letter.client
-            if known is not None and name != known:
-                raise ProtocolError(f"the key of {known!r} was used by {name!r}")
+            name = decode(delivery.content, unverified, self.terms.types).client
             letter = self.opened(name, delivery.content)
-            if letter.kind != Kind.HERE or name not in self.terms.clients:
-                raise ProtocolError(f"the study has no client {name!r}")
-            if letter.study != self.terms.identity.hash:
-                differences = differing_keys(self.terms.identity.settings, letter.body.get("settings"))
-                raise ProtocolError(f"{name!r} has another version of the study: {differences}")
-            if name in self.homes:
-                raise ProtocolError(f"a client {name!r} is connected already; a second one is refused")
-        except ProtocolError as error:
-            logger.warning("a client at %s is refused: %s", address, error)
-            self.say(f"a client is refused: {error}")
+        except ProtocolError as error:  # it may have been damaged on its way: the next look greets again
+            logger.warning("a client at %s (%s) did not say who it is: %s", address, known or "unknown", error)
+            return
+        if reason := self._reason_to_refuse(known, letter):
+            logger.warning("a client at %s is refused: %s", address, reason)
+            self.say(f"a client is refused: {reason}")
             self._turned_away[address] = self.clock() + AGAIN
-            self.post.send({address: self._encoded(known or "?", Kind.NO, {"reason": str(error)})}, GREETING)
+            self.post.send({address: self._encoded(known or "?", Kind.NO, {"reason": reason})}, GREETING)
             return
         self.homes[name] = address
         self.say(f"{name} is connected ({len(self.homes)} of {len(self.terms.clients)})")
+
+    def _reason_to_refuse(self, known: str | None, letter: Letter) -> str | None:
+        name, identity = letter.client, self.terms.identity
+        if known is not None and name != known:
+            return f"the key of {known!r} was used by {name!r}"
+        if letter.kind != Kind.HERE or name not in self.terms.clients:
+            return f"the study has no client {name!r}"
+        if letter.study != identity.hash:
+            differences = differing_keys(identity.settings, letter.body.get("settings"))
+            return f"{name!r} has another version of the study: {differences}"
+        if name in self.homes:
+            return f"a client {name!r} is connected already; a second one is refused"
+        return None
 
 
 def _nobody(content: bytes, signature: bytes) -> bool:

@@ -81,6 +81,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def require_free_port(host: str, port: int) -> None:
+    """Raise CavityError where somebody listens at this port already: it would be taken for what is started now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CavityError(f"{host}:{port} cannot be listened at: {error.strerror}; give another --port") from None
+
+
 def wait_for_port(child: Child, port: int, seconds: float, what: str) -> None:
     """Wait until somebody listens at this port of this machine.
 

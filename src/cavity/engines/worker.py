@@ -114,6 +114,10 @@ class Worker:
             told = "its data cannot be used; its own log says why" if isinstance(error, DataError) else str(error)
             logger.warning("a letter is not answered: %s", error)
             kind, body, details = Kind.REFUSAL, {"reason": told}, {}
+        except Exception as error:  # whatever it is, the server hears no more than its kind, and others go on
+            logger.exception("a letter could not be answered")
+            self._say(f"a letter could not be answered ({type(error).__name__}); the log has the details")
+            kind, body, details = Kind.REFUSAL, {"reason": f"a fault there: {type(error).__name__}"}, {}
         return self._sealed(kind, body, run, **details)
 
     def _sealed(self, kind: Kind, body: dict[str, Any], run: str, **details: int | str) -> bytes:
@@ -129,11 +133,11 @@ class Worker:
                 differences = differing_keys(site.identity.settings, letter.body.get("settings"))
                 self._say(f"the server has another version of the study: {differences}")
             return Kind.HERE, {"settings": site.identity.settings}, {}
-        if letter.study != site.identity.hash:
-            raise ProtocolError("the server has another version of the study")
         if letter.kind == Kind.NO:
             self.over = f"the server refuses this client: {letter.body.get('reason')}"
             return Kind.RECEIVED, {}, {}
+        if letter.study != site.identity.hash:
+            raise ProtocolError("the server has another version of the study")
         if letter.client != site.name:
             raise ProtocolError(f"it is for the client {letter.client!r}, and this is {site.name!r}")
         if letter.kind == Kind.END:

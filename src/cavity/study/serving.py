@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -138,8 +137,7 @@ class StudyServer:
 
     def run(self) -> Fit | None:
         """The study until its end; None if it was stopped before it began."""
-        allowed = self._allowed()
-        self._around.wait_for(allowed, self._manner.min_clients or len(allowed))
+        self._gather()
         setting = self._setting()
         if setting is None:
             self._see(state="stopped")
@@ -162,6 +160,36 @@ class StudyServer:
         self._see(state="done")
         self._farewell()
         return fit
+
+    def _gather(self) -> None:
+        """Wait for those who are to begin. Who leaves meanwhile is not waited for."""
+        while not self._stopping():
+            allowed = self._allowed()
+            least = self._least()
+            if len(self._around.wait_for(allowed, least)) >= least or (self._resuming and self._interrupted()):
+                return
+            self._withdraw_early()
+
+    def _withdraw_early(self) -> None:
+        """Before the first round there is nothing to forget."""
+        asked = [request.removeprefix(WITHDRAW) for request in self._requests.pending() if request != STOP]
+        for name in [*asked, *self._around.leaving]:
+            self._note_withdrawn(name)
+            self._say(f"{name} takes no part")
+
+    def _note_withdrawn(self, name: str) -> None:
+        if name not in self._withdrawn:
+            self._withdrawn.append(name)
+            write_atomically(self._directory / WITHDRAWN, json.dumps(self._withdrawn).encode())
+        self._requests.done(WITHDRAW + name)
+        self._around.leaving.discard(name)
+
+    def _least(self) -> int:
+        """How many are needed to begin."""
+        allowed = len(self._allowed())
+        if allowed == 0:
+            raise CavityError("all clients have been withdrawn")
+        return min(self._manner.min_clients or allowed, allowed)
 
     def _rounds(self, fit: Fit, engine: NetworkEngine) -> Fit:
         rounds = fit.algorithm.planned_rounds if self._study.run.rounds is None else self._study.run.rounds
@@ -199,7 +227,7 @@ class StudyServer:
     def _after_round(self, record: Record, server: ServerState, engine: NetworkEngine) -> None:
         moved = record["residual"]
         told = "" if moved != moved else f", residual {moved:.1e}"
-        self._say(f"round {record['round']}{told}", round=record["round"], residual=None if moved != moved else moved)
+        self._say(f"round {record['round']}{told}", round=record["round"], residual=told.removeprefix(", residual "))
         # who is missing may pull yet; rounds without it would not bring the end nearer
         members = [name for name in server.names if name in self._study.clients]
         here = self._around.here() & set(members)
@@ -210,16 +238,12 @@ class StudyServer:
     def _changed_members(self, algorithm: Algorithm, server: ServerState) -> ServerState:
         """Withdraw who is to go, and take in who has come."""
         asked = [request.removeprefix(WITHDRAW) for request in self._requests.pending() if request != STOP]
-        for name in dict.fromkeys([*asked, *sorted(self._around.leaving)]):
+        # the list comes first: one that is on it and still a member was cut short by a crash
+        for name in dict.fromkeys([*asked, *sorted(self._around.leaving), *self._withdrawn]):
+            self._note_withdrawn(name)
             if name in server.clients and name in self._study.clients:
-                self._withdrawn.append(name)
-                write_atomically(self._directory / WITHDRAWN, json.dumps(self._withdrawn).encode())
                 server = withdrawn(algorithm, server, name)
                 self._say(f"{name} is withdrawn; the others go on without it")
-            else:
-                self._say(f"there is no member {name!r} to withdraw")
-            self._requests.done(WITHDRAW + name)
-            self._around.leaving.discard(name)
         for name in self._newcomers(server.names):
             server = ledger.join(algorithm, server, name)
             server = replace(server, method=algorithm.initial_method(len(server.clients)))
@@ -237,7 +261,8 @@ class StudyServer:
         return bool(self._requests.pending() or self._around.leaving)
 
     def _has_to_pause(self) -> bool:
-        return self._interrupted() or bool(self._newcomers(self._members))
+        leftover = any(name in self._members for name in self._withdrawn)
+        return self._interrupted() or leftover or bool(self._newcomers(self._members))
 
     def _setting(self) -> Setting | None:
         """Scaling and start, each found once and kept; None if the server is to stop meanwhile."""
@@ -270,14 +295,13 @@ class StudyServer:
         return study_scaling(study, list(wire.from_bytes(file.read_bytes()).values()))
 
     def _sums(self) -> dict[str, Sums] | None:
-        allowed, manner = self._allowed(), self._manner
-        least = manner.min_clients or len(allowed)
-        here = [name for name in allowed if name in self._around.wait_for(allowed, least)]
-        letters = self._around.ask_all(Kind.SUMS, here, {}, manner.seconds)
+        self._gather()
+        here = [name for name in self._allowed() if name in self._around.here()]
+        letters = self._around.ask_all(Kind.SUMS, here, {}, self._manner.seconds)
         found: dict[str, Any] = {name: letters[name].body.get("sums") for name in here if name in letters}
         usable = {name: sums for name, sums in found.items() if self._usable(name, sums)}
-        if len(usable) < least:
-            time.sleep(1.0)
+        if len(usable) < self._least():
+            self._around.sleep(1.0)
             return None
         self._say(f"the sums of {len(usable)} clients give the scaling of {', '.join(self._study.federated_columns)}")
         return usable
