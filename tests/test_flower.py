@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +207,23 @@ def test_without_keys_on_this_machine(tmp_path):
         network.start("york", "--insecure")
         network.wait_for("Results:")
         assert network.gap()[0] < 1e-5
+
+
+def test_withdrawn_and_joined_while_it_runs(tmp_path):
+    """One is forgotten and one comes late: the posterior is that of a study with those who are left."""
+    run = "[algorithm]\ndamping = { fixed = 0.5 }\n[run]\ntolerance = 1e-12\n"
+    text = study_text(3, run).replace('scaling = "federated"\n', "")
+    with Network(tmp_path, text) as network:
+        for who in ("leeds", "york"):
+            network.start(who)
+        network.start("server", "--min-clients", "2")
+        network.wait_for("round 1,")
+        network.start("hull")
+        network.wait_for("hull has joined")
+        request = [CAVITY, "withdraw", "york", "study.toml", "--output", "run"]
+        subprocess.run(request, cwd=tmp_path / "server", check=True)
+        network.wait_for("york is withdrawn")
+        network.wait_for("Results:", seconds=300)
+        del network.tables["york"]
+        network.study = replace(network.study, clients=("leeds", "hull"))
+        assert network.gap()[1] < 1e-6

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity import ledger
+from cavity import federation, ledger
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
 from cavity.engines.letters import Identity, Kind, Letter, Setting, check_message, check_reply, decode, encode
@@ -611,3 +611,64 @@ def test_models_of_ones_own(tmp_path, monkeypatch, text, restarting):
     assert distance(fit.posterior, reference.posterior) < 1e-6
     kept = list((tmp_path / "leeds" / "runs").glob("*/*.npz")) if (tmp_path / "leeds" / "runs").exists() else []
     assert len(kept) == (2 if text is AVERAGED else 0)  # only what the server does not have
+
+
+def test_a_message_is_written_down_before_it_is_sent():
+    """A server that crashes after it has sent must not give the same number to another message."""
+    x, y = scenarios.linear(24, 1)
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
+    data = cavity.data.clients.prepare_clients(algorithm.model, clients)
+    engine, schedule, written, sent = LocalEngine(algorithm, data), cavity.schedules.Sequential(), [], []
+    submit, collect = engine.submit, engine.collect
+
+    def submitted(message):
+        on_disk = written[-1].clients[message.client]
+        assert (on_disk.sequence, on_disk.waiting) == (message.sequence, message.version)
+        assert on_disk.sequence not in [m.sequence for m in sent if m.client == message.client]
+        sent.append(message)
+        submit(message)
+
+    def collected(num_replies):
+        assert written[-1].version == len(sent) - 1  # the reply before this one is on the disk too
+        return collect(num_replies)
+
+    engine.submit, engine.collect = submitted, collected
+    server = federation.open_federation(algorithm, schedule, list(data), 0)
+    federation.run(
+        algorithm,
+        engine,
+        schedule,
+        server,
+        [],
+        federation.Stopping(2, 0.0),
+        checkpoint=lambda server, history: written.append(server),
+        write_ahead=True,
+    )
+    assert len(sent) == 6
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"study": "other"}, "another version of the study"),
+        ({"run": "other"}, "another run of the study"),
+        ({"client": "york"}, "says that it is from 'york'"),
+        ({"kind": Kind.REFUSAL.value, "body": {"reason": "no time"}}, "does not answer: no time"),
+    ],
+)
+def test_answers_that_do_not_belong(parts, said):
+    terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"))
+    around = Round(PostOffice({}), terms)
+    letter = letter_with({"reply": None}, Kind.REPLY)
+    assert around.opened("leeds", encode(letter, letters.unsigned)).kind == Kind.REPLY
+    with pytest.raises(ProtocolError, match=said):
+        around.opened("leeds", encode(replace(letter, **parts), letters.unsigned))
+
+
+def test_a_letter_that_another_client_has_signed(tmp_path):
+    terms = Terms(Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"})
+    around, letter = Round(PostOffice({}), terms), letter_with({"reply": None}, Kind.REPLY)
+    assert around.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
+    with pytest.raises(ProtocolError, match="signature"):
+        around.opened("leeds", encode(letter, lambda content: b"york"))

@@ -117,11 +117,7 @@ class FlowerNode:
                     if task.token:
                         self._serve_one_message(task.token)
                         continue
-                except (
-                    httpx.HTTPError,
-                    RuntimeError,
-                    ObjectPullError,
-                ) as error:  # it costs time; the server asks again
+                except (httpx.HTTPError, RuntimeError, ObjectPullError) as error:  # the server will ask again
                     logger.warning("a message was lost: %s: %s", type(error).__name__, error)
                 time.sleep(POLL)
         self._node.end()
