@@ -15,9 +15,9 @@ import cavity
 from cavity import federation, ledger
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.clientele import Clientele, Terms
 from cavity.engines.letters import Identity, Kind, Letter, Setting, check_message, check_reply, decode, encode
 from cavity.engines.local import LocalEngine
-from cavity.engines.network import Round, Terms
 from cavity.engines.worker import Worker
 from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
 from cavity.interfaces import LatentModel, Model
@@ -239,7 +239,7 @@ class House:
     def server(self):
         manner = Manner(say=self.said.append, seconds=20.0, **self.manner)
         server = StudyServer(self.study, self.text, self.folder / "run", self.post, manner)
-        server._around.clock, server._around.sleep = self.post.clock, self.post.sleep
+        server._clientele.clock, server._clientele.sleep = self.post.clock, self.post.sleep
         return server
 
     def run(self):
@@ -269,7 +269,8 @@ class TestStudies:
             assert (tmp_path / name / "results" / "posterior.npz").read_bytes() == (
                 tmp_path / "run" / "posterior.npz"
             ).read_bytes()
-        assert read_status(tmp_path / "run")["state"] == "done"
+        status = read_status(tmp_path / "run")
+        assert (status["state"], status["connected"]) == ("done", sorted(house.study.clients))
 
     @pytest.mark.parametrize("schedule", ['"sequential"', '"asynchronous"', "{ sampled-count = 2 }"])
     def test_schedules(self, tmp_path, schedule):
@@ -524,14 +525,16 @@ def test_ten_thousand_schedules_of_faults_by_letter(first, count):
 def test_who_is_there_is_asked_again_after_the_post_was_lost(tmp_path):
     house, reopened = House(tmp_path), []
     terms = Terms(Identity(house.study.hash, "{}"), "run", house.study.clients)
-    around = Round(house.post, terms, reopen=lambda: reopened.append(1), clock=house.post.clock, sleep=house.post.sleep)
-    assert around.wait_for(house.study.clients, 3) == set(house.study.clients)
+    clientele = Clientele(
+        house.post, terms, reopen=lambda: reopened.append(1), clock=house.post.clock, sleep=house.post.sleep
+    )
+    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
     house.post.faults = Faults(lost=1.0)
     house.post.sleep(5.0)
-    assert around.here() == set()
+    assert clientele.here() == set()
     assert reopened == [1]
     house.post.faults = Faults()
-    assert around.wait_for(house.study.clients, 3) == set(house.study.clients)
+    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
 
 
 WARDS = """\
@@ -659,16 +662,40 @@ def test_a_message_is_written_down_before_it_is_sent():
 )
 def test_answers_that_do_not_belong(parts, said):
     terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"))
-    around = Round(PostOffice({}), terms)
+    clientele = Clientele(PostOffice({}), terms)
     letter = letter_with({"reply": None}, Kind.REPLY)
-    assert around.opened("leeds", encode(letter, letters.unsigned)).kind == Kind.REPLY
+    assert clientele.opened("leeds", encode(letter, letters.unsigned)).kind == Kind.REPLY
     with pytest.raises(ProtocolError, match=said):
-        around.opened("leeds", encode(replace(letter, **parts), letters.unsigned))
+        clientele.opened("leeds", encode(replace(letter, **parts), letters.unsigned))
 
 
 def test_a_letter_that_another_client_has_signed(tmp_path):
     terms = Terms(Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"})
-    around, letter = Round(PostOffice({}), terms), letter_with({"reply": None}, Kind.REPLY)
-    assert around.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
+    clientele, letter = Clientele(PostOffice({}), terms), letter_with({"reply": None}, Kind.REPLY)
+    assert clientele.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
     with pytest.raises(ProtocolError, match="signature"):
-        around.opened("leeds", encode(letter, lambda content: b"york"))
+        clientele.opened("leeds", encode(letter, lambda content: b"york"))
+
+
+def test_stopped_before_it_began_and_begun_again(tmp_path):
+    house = House(tmp_path)
+    late = house.post.workers.pop("hull")
+    server, sleep = house.server(), house.post.sleep
+    server._clientele.sleep = lambda seconds: (sleep(seconds), Requests(tmp_path / "run").put(STOP))
+    assert server.run() is None
+    assert read_status(tmp_path / "run")["state"] == "stopped"
+    house.post.workers["hull"] = late
+    assert gap(house.run().posterior, house.alone()) < 1e-9
+
+
+def test_nobody_is_left(tmp_path):
+    house = House(tmp_path, SLOW)
+    server = house.server()
+
+    def after_round(record, state, engine):
+        for name in house.study.clients:
+            Requests(tmp_path / "run").put(WITHDRAW + name)
+
+    server._after_round = after_round
+    with pytest.raises(CavityError, match="nothing to go on with"):
+        server.run()

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from cavity import federation, ledger, results, running, wire
+from cavity.engines.clientele import Clientele, Terms
 from cavity.engines.letters import Identity, Kind, Setting, Sign, Verify, unsigned
 from cavity.engines.local import LocalEngine
-from cavity.engines.network import NetworkEngine, Round, Terms
+from cavity.engines.network import NetworkEngine
 from cavity.engines.post import Post
 from cavity.errors import CavityError, StudyError
 from cavity.federation import Record, Stopping
@@ -131,16 +132,16 @@ class StudyServer:
             foreign_types(study),
             manner.seconds,
         )
-        self._around = Round(post, terms, reopen=reopen, asked=self._interrupted, say=self._say)
+        self._clientele = Clientele(post, terms, reopen=reopen, asked=self._interrupted, say=self._say)
         self._seen: dict[str, Any] = {"state": "waiting"}
         self._withdrawn: list[str] = self._read_json(WITHDRAWN, [])
 
     def run(self) -> Fit | None:
         """The study until its end; None if it was stopped before it began."""
         self._gather()
-        setting = self._setting()
+        setting = None if self._stopping() else self._setting()
         if setting is None:
-            self._see(state="stopped")
+            self._stopped()
             return None
         algorithm = self._algorithm(setting)
         fit = self._opened(algorithm)
@@ -150,30 +151,31 @@ class StudyServer:
             fit = self._rounds(fit, engine)
         finally:
             engine.close()
-        if STOP in self._requests.pending():
-            self._requests.done(STOP)
-            self._say("stopped; start the server again to go on")
-            self._see(state="stopped")
+        if self._stopping():
+            self._stopped()
             return fit
         write_results(fit, self._directory)
-        self._say(f"done after {len(fit.history)} rounds: {fit.stopped}")
-        self._see(state="done")
+        self._say(f"done after {len(fit.history)} rounds: {fit.stopped}", state="done")
         self._farewell()
         return fit
+
+    def _stopped(self) -> None:
+        self._requests.done(STOP)
+        self._say("stopped; start the server again to go on", state="stopped")
 
     def _gather(self) -> None:
         """Wait for those who are to begin. Who leaves meanwhile is not waited for."""
         while not self._stopping():
             allowed = self._allowed()
             least = self._least()
-            if len(self._around.wait_for(allowed, least)) >= least or (self._resuming and self._interrupted()):
+            if len(self._clientele.wait_for(allowed, least)) >= least or (self._resuming and self._interrupted()):
                 return
             self._withdraw_early()
 
     def _withdraw_early(self) -> None:
         """Before the first round there is nothing to forget."""
         asked = [request.removeprefix(WITHDRAW) for request in self._requests.pending() if request != STOP]
-        for name in [*asked, *self._around.leaving]:
+        for name in [*asked, *self._clientele.leaving]:
             self._note_withdrawn(name)
             self._say(f"{name} takes no part")
 
@@ -182,7 +184,7 @@ class StudyServer:
             self._withdrawn.append(name)
             write_atomically(self._directory / WITHDRAWN, json.dumps(self._withdrawn).encode())
         self._requests.done(WITHDRAW + name)
-        self._around.leaving.discard(name)
+        self._clientele.leaving.discard(name)
 
     def _least(self) -> int:
         """How many are needed to begin."""
@@ -215,9 +217,11 @@ class StudyServer:
                 write_ahead=True,
             )
             fit = replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
-            if stopped != "asked" or STOP in self._requests.pending():
+            if stopped != "asked" or self._stopping():
                 return fit
             server = self._changed_members(fit.algorithm, fit.server)
+            if not set(server.names) & set(self._study.clients):
+                raise CavityError("all clients have left or been withdrawn; there is nothing to go on with")
             if server is not fit.server:
                 fit = replace(fit, server=replace(server, schedule=fit.schedule.init(server.names)))
                 done = len(history)
@@ -230,16 +234,16 @@ class StudyServer:
         self._say(f"round {record['round']}{told}", round=record["round"], residual=told.removeprefix(", residual "))
         # who is missing may pull yet; rounds without it would not bring the end nearer
         members = [name for name in server.names if name in self._study.clients]
-        here = self._around.here() & set(members)
+        here = self._clientele.here() & set(members)
         settled = all(record["residuals"][name] < self._study.run.tolerance for name in here)
         if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
-            self._around.wait_for(members, len(members))
+            self._clientele.wait_for(members, len(members))
 
     def _changed_members(self, algorithm: Algorithm, server: ServerState) -> ServerState:
         """Withdraw who is to go, and take in who has come."""
         asked = [request.removeprefix(WITHDRAW) for request in self._requests.pending() if request != STOP]
         # the list comes first: one that is on it and still a member was cut short by a crash
-        for name in dict.fromkeys([*asked, *sorted(self._around.leaving), *self._withdrawn]):
+        for name in dict.fromkeys([*asked, *sorted(self._clientele.leaving), *self._withdrawn]):
             self._note_withdrawn(name)
             if name in server.clients and name in self._study.clients:
                 server = withdrawn(algorithm, server, name)
@@ -251,14 +255,14 @@ class StudyServer:
         return server
 
     def _newcomers(self, members: tuple[str, ...]) -> list[str]:
-        here = self._around.here()
+        here = self._clientele.here()
         return [name for name in self._allowed() if name in here and name not in members]
 
     def _allowed(self) -> list[str]:
         return [name for name in self._study.clients if name not in self._withdrawn]
 
     def _interrupted(self) -> bool:
-        return bool(self._requests.pending() or self._around.leaving)
+        return bool(self._requests.pending() or self._clientele.leaving)
 
     def _has_to_pause(self) -> bool:
         leftover = any(name in self._members for name in self._withdrawn)
@@ -279,7 +283,7 @@ class StudyServer:
             if found is None:
                 return None
             write_atomically(file, wire.to_bytes(found))
-        return replace(setting, start=wire.from_bytes(file.read_bytes(), self._around.terms.types))
+        return replace(setting, start=wire.from_bytes(file.read_bytes(), self._clientele.terms.types))
 
     def _scaling(self) -> Scaling | None:
         """From the sums of those that are here at the beginning; who comes later computes with the same."""
@@ -296,12 +300,12 @@ class StudyServer:
 
     def _sums(self) -> dict[str, Sums] | None:
         self._gather()
-        here = [name for name in self._allowed() if name in self._around.here()]
-        letters = self._around.ask_all(Kind.SUMS, here, {}, self._manner.seconds)
+        here = [name for name in self._allowed() if name in self._clientele.here()]
+        letters = self._clientele.ask_all(Kind.SUMS, here, {}, self._manner.seconds)
         found: dict[str, Any] = {name: letters[name].body.get("sums") for name in here if name in letters}
         usable = {name: sums for name, sums in found.items() if self._usable(name, sums)}
         if len(usable) < self._least():
-            self._around.sleep(1.0)
+            self._clientele.sleep(1.0)
             return None
         self._say(f"the sums of {len(usable)} clients give the scaling of {', '.join(self._study.federated_columns)}")
         return usable
@@ -316,7 +320,7 @@ class StudyServer:
 
     def _scouted(self, scout: Any, setting: Setting) -> Any:
         """The start that the scout finds, over the same network."""
-        here, schedule = self._around.here(), Synchronous()
+        here, schedule = self._clientele.here(), Synchronous()
         names = [name for name in self._allowed() if name in here]
         engine = self._engine(scout, replace(setting, scouting=True), None)
         server = federation.open_federation(scout, schedule, [*names, *scout.model.server_rows()], self._study.run.seed)
@@ -339,7 +343,7 @@ class StudyServer:
             fit = results.load(self._directory, algorithm=algorithm, schedule=schedule)
             self._say(f"going on after round {len(fit.history)}")
             return fit
-        here = self._around.here()
+        here = self._clientele.here()
         names = [name for name in self._allowed() if name in here]
         everybody = [*names, *self._own_rows(algorithm)]
         server = federation.open_federation(algorithm, schedule, everybody, self._study.run.seed)
@@ -353,7 +357,7 @@ class StudyServer:
         states = None if fit is None else fit.client_states
         own = LocalEngine(algorithm, rows, seed=self._study.run.seed, states=states) if rows else None
         least = self._manner.min_clients or 1
-        return NetworkEngine(algorithm, self._around, setting, least=least, own=own, own_names=list(rows))
+        return NetworkEngine(algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows))
 
     def _farewell(self) -> None:
         """The results to everybody who is here."""
@@ -361,8 +365,8 @@ class StudyServer:
             name: np.frombuffer((self._directory / name).read_bytes(), np.uint8)
             for name in (POSTERIOR, SUMMARY, HISTORY, STUDY, VERSIONS)
         }
-        here = sorted(self._around.here())
-        received = self._around.ask_all(Kind.END, here, {"files": files}, FAREWELL)
+        here = sorted(self._clientele.here())
+        received = self._clientele.ask_all(Kind.END, here, {"files": files}, FAREWELL)
         if lacking := [name for name in here if name not in received]:
             self._say(f"the results did not reach {', '.join(lacking)}; send them the run's folder")
 
@@ -372,7 +376,7 @@ class StudyServer:
 
     def _see(self, **values: Any) -> None:
         self._seen |= values
-        connected = sorted(self._around.homes) if hasattr(self, "_around") else []
+        connected = sorted(self._clientele.homes)
         write_status(self._directory, **self._seen, connected=connected, study=self._study.id)
 
     def _read_json(self, name: str, otherwise: Any) -> Any:
