@@ -1,12 +1,17 @@
 """The commands of a network as a user types them, as far as they go without one."""
 
 import os
+import re
+import shlex
 import stat
+from pathlib import Path
 
 import jax
 import pytest
+import typer
 
 from cavity.cli import main
+from cavity.cli.main import app
 from cavity.study import read_study
 from cavity.study.folders import LOCK, Requests, only_one, write_status
 from cavity.study.keys import client_public_keys, client_signer, client_verifier, server_signer, server_verifier
@@ -139,3 +144,25 @@ def test_leaving(command, tmp_path):
     assert code == 0
     assert "start `cavity client` for this" in out
     assert (tmp_path / "sites" / "trial-1" / "leeds" / "leave").exists()
+
+
+GUIDE = (Path(__file__).resolve().parent.parent / "docs" / "first-study.md").read_text()
+TYPED = [line for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+
+
+def test_the_guide_has_its_commands():
+    assert len(TYPED) >= 7
+    assert all(line.startswith("cavity ") for line in TYPED)
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_what_the_guide_types_is_understood(line):
+    """The command is there, with these options; what it does is tested elsewhere."""
+    words = shlex.split(line)[1:]
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    with command.make_context("cavity", words) as context:
+        assert context.params

@@ -90,6 +90,11 @@ class ServerSide:
     authority: Path | None = None
     nodes: Mapping[str, bytes] | None = None
 
+    @property
+    def own_host(self) -> str:
+        """Where the server itself reaches it."""
+        return LOOPBACK if self.host in ("0.0.0.0", "::", "localhost") else self.host
+
 
 class FlowerPost(Post):
     """Letters over Flower. An address is a node's number; with keys, the post knows whose key the node has."""
@@ -173,7 +178,7 @@ class FlowerPost(Post):
             command += ["--ssl-ca-certfile", str(side.authority), "--enable-supernode-auth"]
         environment = QUIET | {"FLWR_HOME": str(folder)}
         self._link = Child(command, folder / "superlink.log", environment)
-        wait_for_port(self._link, side.port, STARTING, "Flower's SuperLink")
+        wait_for_port(self._link, side.own_host, side.port, STARTING, "Flower's SuperLink")
         control = self._client(ControlHttpClient)
         self._names = {
             control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id: name
@@ -193,7 +198,7 @@ class FlowerPost(Post):
                 raise CavityError("Flower's SuperLink did not begin the run; see its log")
             time.sleep(0.2)
         authority = None if self._side.authority is None else self._side.authority.read_bytes()
-        grid = HttpGrid(f"{LOOPBACK}:{self._side.port}", authority is None, authority, token=task.token)
+        grid = HttpGrid(f"{self._side.own_host}:{self._side.port}", authority is None, authority, token=task.token)
         grid._retry_invoker = None  # pyright: ignore[reportAttributeAccessIssue]  # it would end this process at a 401
         given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
@@ -210,18 +215,25 @@ class FlowerPost(Post):
         authority = None if self._side.authority is None else self._side.authority.read_bytes()
         version = RuntimeVersionHttpInterceptor(component_name="cavity")
         client = kind.from_server_address(
-            f"{LOOPBACK}:{self._side.port}", authority is None, authority, [version, *interceptors]
+            f"{self._side.own_host}:{self._side.port}", authority is None, authority, [version, *interceptors]
         )
         self._clients.append(client)
         return client
 
     def _ask(self, question: Any) -> Any:
-        if self._grid is None:
-            raise PostLost("the run of Flower has not begun")
-        try:
-            return question(self._grid)
-        except (httpx.HTTPError, RunNotRunningException) as error:
-            raise PostLost(f"Flower's SuperLink does not answer ({type(error).__name__})") from error
+        """Ask the grid. A busy SuperLink is asked again (a letter sent twice does no harm), one that has ended is lost."""
+        for attempt in range(1, ATTEMPTS + 1):
+            if self._grid is None or self._link is None:
+                raise PostLost("the run of Flower has not begun")
+            try:
+                return question(self._grid)
+            except httpx.TransportError as error:
+                if attempt == ATTEMPTS or not self._link.running:
+                    raise PostLost(f"Flower's SuperLink does not answer ({type(error).__name__})") from error
+            except (httpx.HTTPError, RunNotRunningException) as error:
+                raise PostLost(f"Flower's SuperLink has ended the run ({type(error).__name__})") from error
+            time.sleep(PAUSE)
+        raise AssertionError
 
 
 def _stay_alive(grid: HttpGrid, over: threading.Event) -> None:

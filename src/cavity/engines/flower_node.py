@@ -105,7 +105,7 @@ class FlowerNode:
             command += ["--root-certificates", str(side.authority), "--auth-supernode-private-key", str(side.key)]
         environment = QUIET | {"FLWR_HOME": str(side.folder)}
         self._node = Child(command, side.folder / "supernode.log", environment)
-        wait_for_port(self._node, self._port, STARTING, "Flower's SuperNode")
+        wait_for_port(self._node, LOOPBACK, self._port, STARTING, "Flower's SuperNode")
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
         with self._client(signed) as tasks:
             until = float("inf")

@@ -91,17 +91,17 @@ def require_free_port(host: str, port: int) -> None:
             raise CavityError(f"{host}:{port} cannot be listened at: {error.strerror}; give another --port") from None
 
 
-def wait_for_port(child: Child, port: int, seconds: float, what: str) -> None:
-    """Wait until somebody listens at this port of this machine.
+def wait_for_port(child: Child, host: str, port: int, seconds: float, what: str) -> None:
+    """Wait until somebody listens there.
 
     Raises:
         CavityError: the program has ended, or did not begin to listen in time.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.settimeout(1.0)
-            if probe.connect_ex(("127.0.0.1", port)) == 0 and child.running:
+            if probe.connect_ex((host, port)) == 0 and child.running:
                 return
         if not child.running:
             raise CavityError(f"{what} has ended; its log says why (is port {port} taken?)")
