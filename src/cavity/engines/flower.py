@@ -221,7 +221,7 @@ class FlowerPost(Post):
         return client
 
     def _ask(self, question: Any) -> Any:
-        """Ask the grid. A busy SuperLink is asked again (a letter sent twice does no harm), one that has ended is lost."""
+        """Ask the grid; again if the SuperLink is only busy, since a letter that is sent twice does no harm."""
         for attempt in range(1, ATTEMPTS + 1):
             if self._grid is None or self._link is None:
                 raise PostLost("the run of Flower has not begun")
