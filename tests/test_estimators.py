@@ -118,6 +118,7 @@ def test_the_reference_by_hand():
     np.testing.assert_allclose(exact(this)[0], rows(2).weight @ losses, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_several_predictors_per_row():
     """Predictors that share a covariance are drawn together."""
     this = problem(softmax_regression(2, 3, family=FullGaussian), rows(3))
@@ -130,6 +131,7 @@ def network(sizes=(2, 4, 3)):
     return MLP(DiagonalGaussian(jnp.zeros(d), jnp.ones(d)), CategoricalSoftmax(sizes[-1]), sizes)
 
 
+@pytest.mark.slow
 def test_local_draws_of_a_network_have_the_distribution_of_its_weights():
     """Layers are independent, so a row's predictors have the same distribution either way."""
     this = problem(network(), pad(rows(3, 12), 16))

@@ -145,6 +145,7 @@ def test_theorem_4_9_the_cavity_is_necessary(instead, num_clients, is_fixed):
     assert distance < 1e-18 if is_fixed else distance > 0.1
 
 
+@pytest.mark.slow
 def test_proposition_4_3_the_opinion_pool():
     """Damping 1/M: the posterior is the geometric mean of the tilted distributions, after any number of rounds."""
     model, clients = logistic_regression(2), split(classes())

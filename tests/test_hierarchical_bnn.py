@@ -75,6 +75,7 @@ def test_padding_does_not_matter(make):
     np.testing.assert_allclose(padded[:1], alone, atol=1e-12)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("average", [False, True])
 def test_exchanges_and_predictions(make, average):

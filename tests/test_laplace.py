@@ -70,6 +70,7 @@ def with_units(unit):
     return function_model(log_likelihood, np.zeros(2), prior=prior)
 
 
+@pytest.mark.slow
 def test_units_of_parameters_do_not_matter():
     y = np.random.default_rng(1).normal(30.0, 0.2, 60)
     clients = {"a": y[:20], "b": y[20:]}

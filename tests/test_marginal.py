@@ -69,6 +69,7 @@ def test_one_unit_by_quadrature():
         assert value == pytest.approx(exact, abs=0.03)
 
 
+@pytest.mark.slow
 def test_derivatives_in_the_global_latents_are_those_of_the_function():
     """First and second ones against differences; the modes themselves move with Z_G."""
     model = numpyro_model(counted, counts(), unit="group", num_units="num_groups")
@@ -88,6 +89,7 @@ def test_derivatives_in_the_global_latents_are_those_of_the_function():
         np.testing.assert_allclose(hessian[i], slope, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_modes_move_with_the_global_latents_as_their_slopes_say():
     model = numpyro_model(counted, counts(), unit="group", num_units="num_groups")
     data, z, h = model.prepare(counts()), jnp.asarray([0.4, -0.3]), 1e-5

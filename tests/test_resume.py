@@ -60,7 +60,7 @@ def assert_same_run(fit, other):
     assert fit.stopped == other.stopped
 
 
-@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["float64", "float32"])
 @pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
 def test_killed_and_resumed(tmp_path, schedule, held_by_clients, double):

@@ -39,6 +39,7 @@ def test_a_gaussian_model_starts_at_its_posterior(num_silos):
         np.testing.assert_allclose(own.coupling, local.coupling, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_correlations_the_scales_are_the_best_ones():
     """The mean field nearest to a Gaussian has the variances of each latent given the others."""
     algorithm, _ = started(SFVI(model_once(), family=mean_field))
@@ -84,6 +85,7 @@ def test_units_do_not_matter(method):
     np.testing.assert_allclose(posteriors[1][1], posteriors[0][1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_how_units_are_shared_out_does_not_matter():
     algorithm = SFVI(in_units(1.0, 1.0, 1.0), num_steps=50, num_samples=2)
     fits = [cavity.run(algorithm, silos(count, counts()), tolerance=0.0) for count in (1, 3)]
@@ -93,6 +95,7 @@ def test_how_units_are_shared_out_does_not_matter():
     assert "started at the mode" in str(fits[0].summary())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_in_the_same_units(tmp_path):
     """The one that resumes has not scouted: all that matters is in the checkpoint."""
     method = SFVI(model_once(), num_steps=40, num_samples=1)
@@ -118,6 +121,24 @@ def test_a_prior_outside_the_family_is_part_of_the_start():
     y = np.array([0.5, 1.0, -1.5])
     log_density = -0.5 * np.exp(2 * grid) / 4.0 + grid - 3 * grid - 0.5 * np.sum(y**2) * np.exp(-2 * grid)
     assert float(algorithm.prior.q.mean[0]) == pytest.approx(grid[log_density.argmax()], abs=1e-3)
+
+
+def test_latents_of_a_silo_as_a_whole():
+    """Each silo its own level around a common one, all Gaussian: the start is the posterior."""
+
+    def function(y):
+        common = numpyro.sample("common", dist.Normal(0.0, 2.0))
+        own = numpyro.sample("own", dist.Normal(common, 0.5))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(own, 1.0), obs=y)
+
+    data = {"a": {"y": np.array([0.5, 1.0, 0.1])}, "b": {"y": np.array([-1.5])}}
+    model = numpyro_model(function, data["a"], local=["own"])
+    algorithm, _ = running.scouted(SFVI(model), prepare_clients(model, data), 0)
+    precision = 1 / 4 + sum(1 / (0.25 + 1 / len(rows["y"])) for rows in data.values())
+    pull = sum(rows["y"].mean() / (0.25 + 1 / len(rows["y"])) for rows in data.values())
+    assert float(algorithm.prior.q.mean[0]) == pytest.approx(pull / precision, abs=1e-8)
+    assert float(np.exp(algorithm.prior.q.log_scale[0])) == pytest.approx(precision**-0.5, rel=1e-8)
 
 
 def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):

@@ -121,6 +121,7 @@ def test_the_influence_of_a_row_is_that_of_adding_it():
         np.testing.assert_allclose(found.kl, cavity.kl(anew.posterior, fit.posterior), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_row_of_no_weight_has_no_influence():
     """Also where the solver draws mini-batches, and the fit has not converged."""
     model = logistic_regression(1)

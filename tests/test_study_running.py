@@ -168,6 +168,7 @@ def test_what_a_model_of_ones_own_must_be(old, new, said):
         study_algorithm(parse_study(text), Scaling())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own")
 def test_a_numpyro_model_with_latents_that_stay():
     text = """

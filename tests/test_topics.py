@@ -91,6 +91,7 @@ def _shared(model, seed=0):
     return Globals(q, theta), make
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_inference_network_is_that_of_the_bound():
     """By central differences of the bound with log q as in sticking the landing: its own parameters held fixed."""
     model = prodlda(TOPICS, WORDS, amortised=True, hidden=4)

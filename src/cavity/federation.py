@@ -148,7 +148,7 @@ def run_rounds(
     if advanced is not None:
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
-        records = _records_of(server, rounds, seconds, _bytes_per_visit(algorithm, server)) if len(rounds) else []
+        records = _records_of(algorithm, server, rounds, seconds) if len(rounds) else []
         heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds and not engine.interrupted:
         before = len(records) * schedule.visits_per_round(len(server.clients))
@@ -167,7 +167,7 @@ def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
     return wire.num_bytes((there, server.posterior, server.clients[first].report))
 
 
-def _records_of(server: ServerState, rounds: BlockRounds, seconds: float, per_client: int) -> list[Record]:
+def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, seconds: float) -> list[Record]:
     """The records of a block's rounds; nothing crosses a wire there, and bytes are what would have.
 
     There may be thousands, so each column is taken at once.
@@ -182,11 +182,11 @@ def _records_of(server: ServerState, rounds: BlockRounds, seconds: float, per_cl
         "solver_steps": np.asarray(said.report.steps).max(axis=1),
         "unconverged": (~np.asarray(said.report.converged, bool)).sum(axis=1),
     }
-    names = server.names
+    names, num_clients = server.names, len(server.clients.keys() - algorithm.owned)
     fixed = {
         "refused": 0,
-        "communications": len(names),
-        "bytes": per_client * len(names),
+        "communications": num_clients,
+        "bytes": _bytes_per_visit(algorithm, server) * num_clients,
         "seconds": seconds,
     }
     rows = zip(residuals.tolist(), *(column.tolist() for column in columns.values()), strict=True)
@@ -210,7 +210,8 @@ def run_round(
     There is no record of a round that was interrupted before its first reply.
     """
     began, virtual_began = time.perf_counter(), engine.virtual_seconds
-    visits, num_bytes, idle_turns, accepted, refused = 0, 0, 0, {}, []
+    visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
+    owned = algorithm.owned
     sent, num_available = server.posterior, len(server.clients)
     while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
         available = set(engine.available(server.names))
@@ -226,7 +227,7 @@ def run_round(
         written(server)
         for message in messages:
             engine.submit(message)
-        num_bytes += sum(wire.num_bytes(message.brief) for message in messages)
+        num_bytes += sum(wire.num_bytes(message.brief) for message in messages if message.client not in owned)
         del messages  # the engine has them; there may be very many
         received, before, waiting, there_is_more = 0, visits, [], True
         while received < plan.wait and there_is_more:
@@ -240,9 +241,10 @@ def run_round(
             if waiting:
                 server, outcome = ledger.receive(algorithm, server, waiting)
                 visits += len(outcome.accepted)
+                heard_of += len(outcome.accepted.keys() - owned)
                 accepted |= outcome.accepted
                 refused += outcome.refused
-                num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting)
+                num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting if reply.client not in owned)
                 waiting = []
                 written(server)
                 heard(visits, len(replies))
@@ -267,7 +269,7 @@ def run_round(
         "solver_steps": max(int(report.steps) for report in reports),
         "unconverged": sum(not bool(report.converged) for report in reports),
         "refused": len(refused),
-        "communications": visits,
+        "communications": heard_of,
         "bytes": num_bytes,
         "seconds": time.perf_counter() - began,
     }

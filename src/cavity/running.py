@@ -29,9 +29,9 @@ SCOUT_TOLERANCE = 1e-15  # nats: to rounding, so that it does not matter how row
 FAR = 1e-3  # nats: the method itself goes on from there
 
 
-def names_of(clients: Mapping[str, Any] | ClientSource) -> list[str]:
-    """All clients, of a dict or a source."""
-    return list(clients.names if isinstance(clients, ClientSource) else clients)
+def names_of(clients: Mapping[str, Any] | ClientSource, model: Any) -> list[str]:
+    """All clients, of a prepared dict or a source, and the owner of the server's own rows."""
+    return list(Prepared(model, clients).names if isinstance(clients, ClientSource) else clients)
 
 
 def check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int) -> None:

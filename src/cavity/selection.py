@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cavity.data.clients import prepare_clients
+from cavity.data.clients import owned_rows, prepare_clients
 from cavity.divergences.kl import KL
 from cavity.engines.drive import name_number
 from cavity.errors import CavityError
@@ -128,7 +128,8 @@ def choose(
         raise CavityError(f"errors must be at least 0, not {errors}")
     methods = [make(value) for value in values]  # bad values fail before any work
     score = default_score(methods[0].model) if score is None else score
-    data = prepare_clients(methods[0].model, clients)
+    model = methods[0].model
+    data = {name: rows for name, rows in prepare_clients(model, clients).items() if name not in owned_rows(model)}
     if not any(np.any(rows.weight) for rows in data.values()):
         raise CavityError("every row has weight 0; there is nothing to choose by")
     folds = {name: _deal(name, rows, num_folds, seed) for name, rows in data.items()}

@@ -84,6 +84,8 @@ class SiloPosterior:
 
     def summary(self, level: float = 0.9, num_draws: int = 4000, seed: int = 0) -> Summary:
         """Mean, standard deviation and central interval of every local latent, by its unit's name."""
+        if self.model.local_size(self.data) == 0:
+            raise CavityError(f"silo {self.name!r} has no local latents; what it shares is in `fit.summary()`")
         draws = self.draws(num_draws, seed)
         names, columns = [], []
         for site, values in draws.items():
@@ -102,7 +104,7 @@ class SiloPosterior:
     def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
         """The expected outcome at new rows of this silo: of its own units, or of units that are new to it."""
         z_global, z_local = self.latents(num_draws or DEFAULT_DRAWS, seed)
-        return predict_rows(self.model, self.shared, z_global, x, seed, z_local, self.labels)
+        return predict_rows(self.model.alone(self.data), self.shared, z_global, x, seed, z_local, self.labels)
 
 
 def predict_rows(
@@ -133,6 +135,8 @@ def _local_draws(
     model: LatentModel, shared: Any, q: LocalGaussian, data: Data, num_samples: int, z_global: Array, keys: Array
 ) -> Array:
     shared, q, data = jax.tree.map(jnp.asarray, (shared, q, data))
+    if model.local_size(data) == 0:
+        return jnp.zeros((len(z_global), *q.mean.shape[:1], 0), z_global.dtype)
 
     def one(key: PRNGKeyArray, z: Array) -> Array:
         noise_key, pick_key, model_key = jax.random.split(key, 3)

@@ -42,6 +42,10 @@ class FactorAlgorithm(RowAlgorithm):
     def prior(self) -> Any:
         return self.model.prior
 
+    @property
+    def owned(self) -> frozenset[str]:
+        return frozenset(self.model.server_rows())
+
     def empty_row(self) -> Any:
         return self.prior**0.0  # t_m = 1
 

@@ -137,8 +137,8 @@ class StructuredInference(eqx.Module):
 
     @property
     def scout(self) -> PVI | None:
-        """Laplace's method for the model without its local latents."""
-        if not self.scouts:
+        """Laplace's method for the model without its local latents; None where the start has been found."""
+        if not self.scouts or self.located:
             return None
         assert isinstance(self.model, NumpyroModel)
         return PVI(marginal(self.model), solver=Laplace())

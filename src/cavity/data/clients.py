@@ -36,7 +36,7 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
         raise DataError(f"clients must be a dict of name -> data, not a {type(clients).__name__}")
     if not clients:
         raise DataError("there are no clients; give a dict with at least one name -> data")
-    prepared, owned = {}, {} if isinstance(model, LatentModel) else model.server_rows()
+    prepared, owned = {}, owned_rows(model)
     for name, value in clients.items():
         if name in owned:  # these clients were prepared before
             continue
@@ -45,9 +45,14 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
         prepared[name] = prepare_client(model, name, value)
     if not model.has_kinds:  # kinds have been told apart by their columns
         _check_agreement(prepared)
-    _check_units(unit_labels(model, clients))
+    check_units(unit_labels(model, clients))
     _warn_if_one_class(prepared)
     return prepared | owned
+
+
+def owned_rows(model: Model | LatentModel) -> dict[str, Data]:
+    """Rows whose owner is the server: what of the prior is outside the family."""
+    return {} if isinstance(model, LatentModel) else model.server_rows()
 
 
 def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data:
@@ -59,20 +64,25 @@ def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data
 
 
 class Prepared(ClientSource):
-    """A source whose clients' data are checked against the model as they are loaded, as those of a dict are."""
+    """A source whose clients' data are checked against the model as they are loaded, as those of a dict are.
+
+    The server's own rows come with them.
+    """
 
     def __init__(self, model: Model | LatentModel, raw: ClientSource):
-        self._model, self._raw = model, raw
+        self._model, self._raw, self._owned = model, raw, owned_rows(model)
 
     @property
     def names(self) -> Sequence[str]:
-        return self._raw.names
+        return [*self._raw.names, *self._owned]
 
     def load(self, names: Sequence[str]) -> list[Data]:
-        loaded = self._raw.load(names)
-        if len(loaded) != len(names):
-            raise DataError(f"the source returned {len(loaded)} data sets for {len(names)} clients, not one each")
-        return [prepare_client(self._model, name, value) for name, value in zip(names, loaded, strict=True)]
+        theirs = [name for name in names if name not in self._owned]
+        loaded = self._raw.load(theirs) if theirs else []
+        if len(loaded) != len(theirs):
+            raise DataError(f"the source returned {len(loaded)} data sets for {len(theirs)} clients, not one each")
+        prepared = {name: prepare_client(self._model, name, value) for name, value in zip(theirs, loaded, strict=True)}
+        return [(prepared | self._owned)[name] for name in names]
 
 
 def as_data(model: Model | LatentModel, value: PyTree) -> Data:
@@ -125,7 +135,7 @@ def unit_labels(model: Any, clients: Any) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(found) for name, found in labels.items() if found is not None}
 
 
-def _check_units(labels: Mapping[str, tuple[Any, ...]]) -> None:
+def check_units(labels: Mapping[str, tuple[Any, ...]]) -> None:
     """A unit with rows at two silos would have two sets of latents, and its prior would count twice."""
     home: dict[Any, str] = {}
     for name, units in labels.items():

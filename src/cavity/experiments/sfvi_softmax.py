@@ -21,6 +21,7 @@ from cavity.algorithms.bound import Globals
 from cavity.algorithms.sfvi import mean_field
 from cavity.data import sources
 from cavity.experiments.runner import Journal, Size
+from cavity.experiments.telling import each_tenth
 from cavity.models import numpyro_model
 from cavity.results import run
 
@@ -75,7 +76,8 @@ def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
     found = {}
     for name, (method, clients) in cases.items():
         began = time.perf_counter()
-        fit = run(method, clients, tolerance=0.0, seed=seed)
+        told = [each_tenth(journal, name, method.planned_rounds)]
+        fit = run(method, clients, tolerance=0.0, seed=seed, observers=told)
         seconds = time.perf_counter() - began
         found[name] = accuracy(fit.posterior, test)
         journal.row("table", method=name, accuracy=found[name], paper=PAPER.get(name), seconds=seconds)

@@ -88,6 +88,11 @@ class Algorithm(eqx.Module):
         return float("nan")
 
     @property
+    def owned(self) -> frozenset[str]:
+        """Names of rows whose owner is the server: nothing crosses a wire for them."""
+        return frozenset()
+
+    @property
     def planned_rounds(self) -> int:
         """After how many rounds a run ends at the latest, if its user does not say."""
         return 100

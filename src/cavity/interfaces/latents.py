@@ -63,6 +63,10 @@ class LatentModel(eqx.Module):
         """Whether clients may differ in their columns."""
         return False
 
+    def alone(self, data: Data) -> LatentModel:
+        """The model of this silo's kind alone."""
+        return self
+
     def local_size(self, data: Data) -> int:
         """The number of local latents of a unit at this silo, at most `num_local`."""
         return self.num_local

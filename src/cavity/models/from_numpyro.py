@@ -116,7 +116,7 @@ def numpyro_model(
         unit=unit,
         num_units=num_units,
         missing=tuple(missing),
-        draws_rows=bool(drawn),
+        drawn=tuple(drawn),
     )
     _check_directions(model, columns)
     _check_alone(model, columns, drawn)
@@ -150,7 +150,7 @@ def numpyro_kinds(first: NumpyroModel, *others: NumpyroModel) -> NumpyroModel:
                 f"two kinds have the columns {', '.join(model.example)}; a silo's kind is known by them, so name the "
                 "outcome differently"
             )
-    return replace(first, others=others, draws_rows=any(model.draws_rows for model in (first, *others)))
+    return replace(first, others=others)
 
 
 def _learned(
@@ -247,9 +247,8 @@ def _check_alone(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: 
     more = {name: np.concatenate([column, np.repeat(column[:1], num_rows, axis=0)]) for name, column in columns.items()}
     padded = Data(more, np.repeat([1.0, 0.0], num_rows), np.asarray(num_rows))
     alone = Data(dict(columns), np.ones(num_rows), np.asarray(num_rows))
-    has_units = any(latent.unit_axis is not None for latent in model.locals_)
     terms = eqx.filter_jit(model.terms)
-    few, many = (jnp.asarray(z) for z in (z_local[:num_units], z_local if has_units else z_local[:num_units]))
+    few, many = (jnp.asarray(z) for z in (z_local[:num_units], z_local if model.has_units else z_local[:num_units]))
     here = terms(model.theta, model.begin[0], few, alone, key)
     there = terms(model.theta, model.begin[0], many, padded, key)
     for name in [name for name in here if name not in drawn]:

@@ -137,13 +137,12 @@ def as_rows(model: Model | LatentModel, family: Family = FullGaussian) -> Model:
         return model
     if not isinstance(model, NumpyroModel):
         raise CavityError(f"this method takes a prior and a likelihood of rows, not {type(model).__name__}; use SFVI")
-    if model.locals_:
-        sites = ", ".join(latent.name for latent in model.locals_)
+    if sites := ", ".join(latent.name for kind in model.kinds for latent in kind.locals_):
         raise CavityError(f"{sites} stay at their silo, and this method has global latents alone; use SFVI")
     if model.learned:
         raise CavityError(f"{', '.join(model.learned)} are learned, which SFVI does; or give them a prior")
-    if model.draws_rows:
-        raise CavityError("a plate of the model draws rows; leave `subsample_size` out, since solvers draw batches")
+    if sites := ", ".join(name for kind in model.kinds for name in kind.drawn):
+        raise CavityError(f"a plate draws rows of {sites}; leave `subsample_size` out, since solvers draw batches")
     prior, corrected = prior_in(family, model)
     return GlobalsOnly(latent=model, prior=prior, corrected=corrected)
 

@@ -162,12 +162,12 @@ class Marginal(OnGlobals):
     def row_log_prob(self, z: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         places = jnp.arange(len(batch["place"]))
         here = places == batch["place"]  # padding repeats the first row
-        num_local = self.latent.kind(batch["columns"]).own_num_local
-        present = (places < batch["units"][0]) if num_local else places[:1] == 0
+        kind = self.latent.kind(batch["columns"])
+        present = (places < batch["units"][0]) if kind.has_units else places[:1] == 0
         units = Data(None, present.astype(z.dtype), jnp.asarray(len(present)))
         weight = jnp.asarray(batch["weight"]) * here
         data = Data(batch["columns"], weight, jnp.sum(here), units)
-        start = jnp.zeros((len(present), num_local), z.dtype)
+        start = jnp.zeros((len(present), kind.own_num_local), z.dtype)
         each = log_marginal(self.latent, self.latent.theta, z, start, data)
         total = jnp.sum(jnp.where(present, each, 0.0))
         return jnp.where(places == 0, total, 0.0)

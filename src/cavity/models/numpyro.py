@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -60,7 +61,7 @@ class NumpyroModel(LatentModel):
         unit: the column that says which unit a row belongs to.
         num_units: the argument that takes the number of units.
         missing: columns that may hold NaN, which the model masks itself.
-        draws_rows: whether one of its plates draws rows.
+        drawn: observed sites whose plate draws rows.
         others: the same global latents with other columns, likelihoods and local latents; see `numpyro_kinds`.
     """
 
@@ -75,7 +76,7 @@ class NumpyroModel(LatentModel):
     unit: str | None = eqx.field(static=True)
     num_units: str | None = eqx.field(static=True)
     missing: tuple[str, ...] = eqx.field(static=True)
-    draws_rows: bool = eqx.field(static=True)
+    drawn: tuple[str, ...] = eqx.field(static=True)
     others: tuple[NumpyroModel, ...] = ()
 
     @property
@@ -87,6 +88,10 @@ class NumpyroModel(LatentModel):
     def has_kinds(self) -> bool:
         return bool(self.others)
 
+    @property
+    def draws_rows(self) -> bool:
+        return any(model.drawn for model in self.kinds)
+
     def kind(self, columns: Any) -> NumpyroModel:
         """The one for a silo with these columns."""
         for model in self.others:
@@ -94,9 +99,17 @@ class NumpyroModel(LatentModel):
                 return model
         return self
 
+    def _kind_for(self, columns: Any) -> NumpyroModel:
+        """The one that knows all of these columns, which need not have the outcome, and lacks the fewest."""
+        known = [model for model in self.kinds if set(columns) <= {*model.example, model.unit}]
+        return min(known or self.kinds, key=lambda model: len({*model.example, model.unit} - {*columns, None}))
+
     def has_columns(self, columns: Any) -> bool:
         """Whether these are the columns of this kind, with or without that of the units."""
         return set(columns) - {self.unit} == set(self.example) - {self.unit}
+
+    def alone(self, data: Data) -> NumpyroModel:
+        return replace(self.kind(data.batch), others=())
 
     def local_size(self, data: Data) -> int:
         return self.kind(data.batch).own_num_local
@@ -130,7 +143,12 @@ class NumpyroModel(LatentModel):
     @property
     def rows_are_units(self) -> bool:
         """Whether every row is a unit of its own: there are local latents per row, and no column of units."""
-        return any(latent.unit_axis is not None for latent in self.locals_) and not self._indexed
+        return self.has_units and not self._indexed
+
+    @property
+    def has_units(self) -> bool:
+        """Whether its local latents belong to units, and not to a silo as a whole."""
+        return any(latent.unit_axis is not None for latent in self.locals_)
 
     @property
     def _indexed(self) -> bool:
@@ -225,9 +243,8 @@ class NumpyroModel(LatentModel):
         Units that are among `labels` have their row of `z_local`; all others are drawn from p(Z_u | Z_G).
         """
         given = as_mapping(x)
-        for model in self.others:  # the outcome need not be there
-            if set(given) - {model.unit} <= set(model.example) and not set(given) - {self.unit} <= set(self.example):
-                return model.expected_outcome(theta, z_global, x, key, z_local, labels)
+        if (model := self._kind_for(given)) is not self:
+            return model.expected_outcome(theta, z_global, x, key, z_local, labels)
         columns = {name: jnp.asarray(given[name]) for name in self.example if name in given and name != self.unit}
         absent = {name: None for name in self.example if name not in given and name != self.unit}
         num_rows = len(next(iter(columns.values())))
@@ -277,7 +294,7 @@ class NumpyroModel(LatentModel):
     def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
         if (model := self.kind(as_mapping(value))) is not self:
             return model.unit_labels(value)
-        if self.unit is None or not any(latent.unit_axis is not None for latent in self.locals_):
+        if self.unit is None or not self.has_units:
             return None
         return list(dict.fromkeys(labels_of(value, self.unit)))
 

@@ -4,6 +4,7 @@ from cavity.solvers.conjugate import Conjugate
 from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
 from cavity.solvers.fixed_point import FixedPoint
 from cavity.solvers.gradient import Gradient
+from cavity.solvers.laplace import Laplace
 from cavity.solvers.lbfgs import LBFGS
 from cavity.solvers.natural_gradient import NaturalGradient
 from cavity.solvers.plateau import Plateau
@@ -17,6 +18,7 @@ __all__ = [
     "FixedPoint",
     "FromPosterior",
     "Gradient",
+    "Laplace",
     "LocalDraws",
     "NaturalGradient",
     "ParameterDraws",

@@ -25,8 +25,8 @@ from cavity.engines.network import NetworkEngine
 from cavity.engines.post import Post
 from cavity.errors import CavityError, StudyError
 from cavity.federation import Record, Stopping
+from cavity.fit import Fit
 from cavity.interfaces import Algorithm, LatentModel, RowAlgorithm
-from cavity.results import Fit
 from cavity.schedules import Synchronous
 from cavity.state import ServerState
 from cavity.store.directory import HISTORY, RunDirectory, write_atomically

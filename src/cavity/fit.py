@@ -1,0 +1,311 @@
+"""What a run gives: the `Fit`, with summary, prediction, history, influence, and withdrawal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from cavity import diagnostics, ledger, running, silos
+from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
+from cavity.errors import CavityError
+from cavity.federation import Observer, Record, Stopping
+from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, ReportedModel, Schedule
+from cavity.models.globals_only import GlobalsOnly
+from cavity.models.prediction import Prediction
+from cavity.progress import Watcher
+from cavity.state import ClientState, ServerState
+from cavity.store.directory import RunDirectory
+from cavity.summary import Summary, summarise, summarise_draws
+
+if TYPE_CHECKING:
+    import arviz
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A posterior and how it came about. Changing it (`refine`, `withdraw`, `join`) gives a new one.
+
+    Attributes:
+        algorithm: the method, with its model.
+        server: the ledger: prior, rows, posterior, bookkeeping.
+        history: one record per round.
+        stopped: why the run ended: "tolerance" or "rounds".
+        schedule: who worked when.
+        clients: the clients' data or their source, where this process has them; None for a fit that was loaded without.
+        client_states: what the clients keep to themselves.
+        labels: the names of each client's units, for models with local latents.
+        scouting: rounds in which the start was found, before those of the history.
+    """
+
+    algorithm: Any
+    server: ServerState
+    history: list[Record]
+    stopped: str
+    schedule: Schedule
+    clients: Mapping[str, Data] | ClientSource | None = None
+    client_states: Mapping[str, ClientState] | None = None
+    labels: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    scouting: int = 0
+
+    @property
+    def posterior(self) -> Any:
+        """The posterior, with float64 numpy leaves."""
+        return self.server.posterior
+
+    @property
+    def converged(self) -> bool:
+        """Whether the tolerance ended the run."""
+        return self.stopped == "tolerance"
+
+    def summary(self, level: float = 0.9) -> Summary:
+        """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table."""
+        if (draws := self._named_draws(silos.SUMMARY_DRAWS)) is not None:
+            with jax.enable_x64(True):
+                flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
+            return summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
+        posterior, prior = self._reported(self.posterior), self._reported(self.server.prior)
+        return summarise(posterior, prior, self.algorithm.model.parameter_names, level, self._remarks())
+
+    @property
+    def reported(self) -> Any:
+        """The posterior of what `summary` shows: in the units of the data, where the model computes in others."""
+        return self._reported(self.posterior)
+
+    def _reported(self, q: Any) -> Any:
+        model = self.algorithm.model
+        with jax.enable_x64(True):
+            return model.reported(q) if isinstance(model, ReportedModel) else q
+
+    def _named_draws(self, num_draws: int, seed: int = 0) -> dict[str, jax.Array] | None:
+        """Draws in the terms of the model's author, of a model whose parameters live on another scale; else None."""
+        model = self.algorithm.model
+        if self._latent:
+            return silos.global_draws(model, self.posterior, num_draws, seed)[1]
+        if isinstance(model, GlobalsOnly):
+            with jax.enable_x64(True):
+                return jax.vmap(model.constrain)(self.posterior.sample(jax.random.key(seed), (num_draws,)))
+        return None
+
+    @property
+    def _latent(self) -> bool:
+        return isinstance(self.algorithm.model, LatentModel)
+
+    def silo(self, name: str) -> silos.SiloPosterior:
+        """A silo's own posterior of its local latents, where this process has its data."""
+        if not self._latent:
+            raise CavityError(f"{type(self.algorithm.model).__name__} has no local latents")
+        self._needs_clients("look into a silo")
+        if isinstance(self.clients, ClientSource) or name not in (self.clients or {}):
+            raise CavityError(f"there is no silo {name!r}; there are {', '.join(self.server.names)}")
+        return silos.SiloPosterior(
+            name=name,
+            model=self.algorithm.model,
+            shared=self.posterior,
+            q=self._local_q(name),
+            data=(self.clients or {})[name],
+            labels=self.labels.get(name),
+            num_samples=self.algorithm.structured.num_samples,
+        )
+
+    def _local_q(self, name: str) -> Any:
+        """q(Z_L | Z_G) of a silo after its last accepted reply, centred at the server's mean of Z_G."""
+        state = (self.client_states or {})[name]
+        kept = ledger.settled_local(state, self.server.clients[name].settled.sequence)
+        with jax.enable_x64(True):
+            q, mean = jax.tree.map(jax.numpy.asarray, (kept.q, self.posterior.q.mean))
+            return q.recentred(mean - kept.centre) if hasattr(kept, "centre") else q
+
+    def hand_over(self, algorithm: Any) -> Fit:
+        """The same posteriors, for another method of the same model to go on with: SFVI-Avg first, then SFVI.
+
+        Example: `fit.hand_over(SFVI(model)).refine(10_000)`
+        """
+        if not (self._latent and isinstance(algorithm.model, LatentModel)):
+            raise CavityError("a fit is handed over between SFVI and SFVI-Avg")
+        states = {}
+        for name in self.client_states or {}:
+            local = algorithm.adopt(self._local_q(name), self.posterior)
+            states[name] = ClientState(local=local, settled=self.server.clients[name].settled.sequence)
+        method = algorithm.adopt_globals(self.posterior)
+        server = replace(self.server, method=method, prior=ledger.to_host(algorithm.prior))
+        return replace(self, algorithm=algorithm, server=server, client_states=states)
+
+    @property
+    def _parties(self) -> list[str]:
+        """The clients, without the server's own row of a prior outside the family."""
+        return [name for name in self.server.names if name not in self.algorithm.owned]
+
+    def _remarks(self) -> tuple[str, ...]:
+        last = self.history[-1] if self.history else None
+        counts = {"client": len(self._parties), "round": len(self.history)}
+        remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
+        if self.scouting:
+            remarks.append(f"started at the mode, which {self.scouting} rounds before these found")
+        if self._latent:
+            samples = self.algorithm.structured.num_samples
+            remarks.append(f"variational, with K = {samples} importance sample{'' if samples == 1 else 's'} per unit")
+            return tuple(remarks)
+        if last is not None and not self.converged:
+            remarks.append(
+                f"not converged: the largest residual is {last['residual']:.1e} nats; go on with fit.refine()"
+            )
+        if last is not None and last["unconverged"]:
+            remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
+        if isinstance(self.algorithm.model, ReportedModel):
+            remarks += self.algorithm.model.remarks
+        return tuple(remarks)
+
+    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
+        """The expected outcome at new rows, with its posterior sd and 90 % interval.
+
+        Args:
+            x: features, as the clients have them (no intercept). With local latents, rows of units that nobody has;
+                `fit.silo(name).predict(x)` is for a silo's own.
+            num_draws: average over so many posterior draws; None takes the closed form where there is one
+                (for logistic regression the probit approximation).
+            seed: of the draws.
+        """
+        model = self.algorithm.model
+        if self._latent:  # of rows at a silo that is new: every unit is
+            z, _ = silos.global_draws(model, self.posterior, num_draws or silos.DEFAULT_DRAWS, seed)
+            return silos.predict_rows(model, self.posterior, z, x, seed)
+        if not isinstance(model, PredictiveModel):
+            raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
+        posterior = jax.tree.map(jax.numpy.asarray, self.posterior)
+        return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
+
+    def refine(
+        self,
+        rounds: int = 100,
+        tolerance: float = 1e-6,
+        *,
+        observers: Sequence[Observer] = (),
+        metrics: Mapping[str, Callable[[Any], float]] | None = None,
+        rounds_per_block: int | None = None,
+        chunk: int = 256,
+        progress: bool | Watcher = False,
+    ) -> Fit:
+        """Go on for at least one more round, and for at most so many; other arguments as in `cavity.run`."""
+        done = len(self.history)
+        return running.go_on(
+            self,
+            Stopping(done + rounds, tolerance, at_least=done + 1),
+            observers=observers,
+            metrics=metrics,
+            rounds_per_block=self.algorithm.planned_block if rounds_per_block is None else rounds_per_block,
+            chunk=chunk,
+            progress=progress,
+        )
+
+    def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
+        """Forget a client: drop its row, and let the others refine to convergence without it."""
+        self._needs_clients("withdraw a client")
+        self._needs_factors()
+        if name in self.algorithm.owned:
+            raise CavityError("the prior is not a client; it cannot be withdrawn")
+        server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
+        clients = self.clients
+        if not isinstance(clients, ClientSource):
+            clients = {key: data for key, data in (clients or {}).items() if key != name}
+        states = {key: state for key, state in (self.client_states or {}).items() if key != name}
+        fit = replace(self, server=server, clients=clients, client_states=states)
+        return fit.refine(rounds, tolerance) if server.clients else replace(fit, stopped="tolerance")
+
+    def join(self, name: str, data: PyTree, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
+        """Take in a client late: an empty row, and rounds to convergence with it."""
+        self._needs_clients("add a client")
+        if isinstance(self.clients, ClientSource):
+            raise CavityError("clients that are streamed come from their source alone; add it there and run again")
+        server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
+        method = self.algorithm.initial_method(len(server.clients))
+        model, labels = self.algorithm.model, self.labels
+        if self._latent:  # units are numbered in what has been prepared, so their names are compared here
+            check_units(labels := {**labels, **unit_labels(model, {name: data})})
+            clients = {**(self.clients or {}), **prepare_clients(model, {name: data})}
+        else:
+            clients = prepare_clients(model, {**(self.clients or {}), name: data})
+        fit = replace(self, server=replace(server, method=method), clients=clients, labels=labels)
+        return fit.refine(rounds, tolerance)
+
+    def influence(self, *, refine: bool = True) -> dict[str, diagnostics.Influence]:
+        """How far the posterior moves without each client.
+
+        Args:
+            refine: let the other clients settle without it, as a withdrawal does: the exact answer, at the price of
+                a short run per client. False compares with the cavity, posterior / factor, at no price.
+        """
+        if self.server.held_by_clients:
+            raise CavityError("the clients keep their factors to themselves, so the server cannot weigh them")
+        self._needs_factors()
+        names = self.algorithm.model.parameter_names
+        weighed = {}
+        for name in self._parties:
+            if refine:
+                without = self.withdraw(name).posterior
+            else:
+                without = ledger.withdraw(self.algorithm, self.server, name).posterior
+            weighed[name] = diagnostics.influence(self._reported(without), self.reported, names)
+        return weighed
+
+    def row_influence(self, client: str, rows: PyTree, *, seed: int = 0) -> list[diagnostics.Influence]:
+        """How far one more row at a client would move the posterior, for each of `rows` by itself.
+
+        The client solves again with the row added, and without it; the others' factors stay. Under a robust loss this
+        stays small however far a row lies; under the likelihood it does not.
+
+        Args:
+            client: where the row is added.
+            rows: in the form of the client's data.
+            seed: of a stochastic solver.
+        """
+        self._needs_clients("weigh a row")
+        if isinstance(self.clients, ClientSource) or self.server.held_by_clients:
+            raise CavityError("rows are weighed where the clients' data are in memory and the server holds the factors")
+        if client not in (self.clients or {}):
+            raise CavityError(f"there is no client {client!r}; the clients are {', '.join(self.server.names)}")
+        model, data = self.algorithm.model, (self.clients or {})[client]
+        added = prepare_client(model, client, rows)
+        moved = diagnostics.posteriors_with_rows(self.algorithm, self.server, client, data, added, seed)
+        moved = [self._reported(posterior) for posterior in moved]
+        return [diagnostics.influence(posterior, moved[0], model.parameter_names) for posterior in moved[1:]]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit to one `.npz` file, without the clients' data."""
+        path = Path(path)
+        directory = RunDirectory(path.parent)
+        directory.write_fit(path.name, running.saved(self), self.history)
+
+    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
+        """Posterior draws as ArviZ inference data (needs the extra `cavity[arviz]`)."""
+        if (named := self._named_draws(num_draws, seed)) is not None:
+            return silos.as_arviz(named)
+        import arviz
+
+        with jax.enable_x64(True):
+            draws = self.reported.sample(jax.random.key(seed), (num_draws,))
+            flat = jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws)
+        columns = np.asarray(flat).T
+        names = self.algorithm.model.parameter_names
+        return arviz.from_dict({name: column[None] for name, column in zip(names, columns, strict=True)})
+
+    def _rescheduled(self, server: ServerState) -> ServerState:
+        return replace(server, schedule=self.schedule.init(server.names))
+
+    def _needs_factors(self) -> None:
+        if self._latent:
+            raise CavityError(
+                f"{type(self.algorithm).__name__} keeps no factor per silo that could be taken out; run it again "
+                "without the silo"
+            )
+
+    def _needs_clients(self, action: str) -> None:
+        if self.clients is None:
+            raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
