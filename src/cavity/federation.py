@@ -32,11 +32,16 @@ logger = logging.getLogger("cavity")
 Record = dict[str, Any]
 Observer = Callable[[Record, ServerState], None]
 Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
+Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
 MAX_IDLE_TURNS = 100  # turns without one accepted reply before the loop gives up
 
 
 def _nobody(visits: int, new_replies: int) -> None:
     """Listens to nothing."""
+
+
+def _nowhere(server: ServerState) -> None:
+    """Writes nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,18 @@ class Stopping:
         rounds: at the latest after so many rounds in all.
         tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats.
         at_least: but not before so many rounds in all.
+        asked: whether somebody wants it to pause between two rounds.
     """
 
     rounds: int = 100
     tolerance: float = 1e-6
     at_least: int = 0
+    asked: Callable[[], bool] = lambda: False
 
     def reason(self, history: Sequence[Record]) -> str | None:
-        """Why to stop now: "tolerance", "rounds", or None."""
+        """Why to stop now: "asked", "tolerance", "rounds", or None."""
+        if self.asked():
+            return "asked"
         if len(history) >= self.at_least and history and history[-1]["residual"] < self.tolerance:
             return "tolerance"
         return "rounds" if len(history) >= self.rounds else None
@@ -80,21 +89,30 @@ def run(
     observers: Sequence[Observer] = (),
     checkpoint: Callable[[ServerState, list[Record]], None] | None = None,
     checkpoint_seconds: float = 5.0,
+    write_ahead: bool = False,
     rounds_per_block: int = 1,
     progress: Watcher | None = None,
 ) -> tuple[ServerState, list[Record], str]:
     """Run rounds until `stopping` says so; returns the server, the whole history, and why it stopped.
 
     Metrics, observers, the stopping rule and checkpoints come after every `rounds_per_block` rounds; `progress` is
-    told of every batch of replies.
+    told of every batch of replies. With `write_ahead` there is a checkpoint within rounds too, before every message and
+    after every reply: where clients outlive the server, it must not send one number twice with different contents.
     """
     history, last_checkpoint = list(history), time.monotonic()
     stopwatch = Stopwatch(progress, stopping.rounds)
     server = ledger.abandon(server, server.names)  # nothing is outstanding in an engine that has just started
+
+    def written(server: ServerState) -> None:
+        if checkpoint is not None and write_ahead:
+            checkpoint(server, history)
+
     while (reason := stopping.reason(history)) is None:
         size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.everybody_together else 1
         stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
-        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.heard)
+        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.heard, written)
+        if not records:  # interrupted before the first reply
+            continue
         for name, metric in (metrics or {}).items():
             records[-1][name] = float(metric(server.posterior))
         for record in records:
@@ -119,8 +137,12 @@ def run_rounds(
     server: ServerState,
     num_rounds: int,
     heard: Heard = _nobody,
+    written: Written = _nowhere,
 ) -> tuple[ServerState, list[Record]]:
-    """Some rounds with nothing due in between: as one block where the engine can, else one after the other."""
+    """Some rounds with nothing due in between: as one block where the engine can, else one after the other.
+
+    There are fewer of them if the engine was interrupted.
+    """
     began, records = time.perf_counter(), []
     advanced = engine.advance(server, num_rounds) if num_rounds > 1 else None
     if advanced is not None:
@@ -128,12 +150,13 @@ def run_rounds(
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
         records = _records_of(algorithm, server, rounds, seconds) if len(rounds) else []
         heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
-    while len(records) < num_rounds:
+    while len(records) < num_rounds and not engine.interrupted:
         before = len(records) * schedule.visits_per_round(len(server.clients))
         server, record = run_round(
-            algorithm, engine, schedule, server, lambda visits, new, before=before: heard(before + visits, new)
+            algorithm, engine, schedule, server, lambda visits, new, before=before: heard(before + visits, new), written
         )
-        records.append(record)
+        if record is not None:
+            records.append(record)
     return server, records
 
 
@@ -174,42 +197,67 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
 
 
 def run_round(
-    algorithm: Algorithm, engine: Engine, schedule: Schedule, server: ServerState, heard: Heard = _nobody
-) -> tuple[ServerState, Record]:
-    """One round, and what is to be said of it; communications, bytes and seconds are of this round alone."""
+    algorithm: Algorithm,
+    engine: Engine,
+    schedule: Schedule,
+    server: ServerState,
+    heard: Heard = _nobody,
+    written: Written = _nowhere,
+) -> tuple[ServerState, Record | None]:
+    """One round, and what is to be said of it; communications, bytes and seconds are of this round alone.
+
+    Clients that the engine cannot reach are left out of it, and one that is lost on the way costs its own reply only.
+    There is no record of a round that was interrupted before its first reply.
+    """
     began, virtual_began = time.perf_counter(), engine.virtual_seconds
     visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
     owned = algorithm.owned
-    sent = server.posterior
-    while visits < schedule.visits_per_round(len(server.clients)):
+    sent, num_available = server.posterior, len(server.clients)
+    while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
+        available = set(engine.available(server.names))
+        if not available:
+            continue
+        num_available = len(available)
         rng = np.random.default_rng([server.seed, server.version, visits])
-        plan, state = schedule.next(rng, server.schedule, server.residuals, server.idle)
+        residuals = {name: residual for name, residual in server.residuals.items() if name in available}
+        idle = [name for name in server.idle if name in available]
+        plan, state = schedule.next(rng, server.schedule, residuals, idle)
         sent = server.posterior
         server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
+        written(server)
         for message in messages:
             engine.submit(message)
         num_bytes += sum(wire.num_bytes(message.brief) for message in messages if message.client not in owned)
         del messages  # the engine has them; there may be very many
-        received, before, waiting = 0, visits, []
-        while received < plan.wait and (replies := engine.collect(plan.wait - received)):
+        received, before, waiting, there_is_more = 0, visits, [], True
+        while received < plan.wait and there_is_more:
+            replies = engine.collect(plan.wait - received)
+            there_is_more = bool(replies)
             received += len(replies)
             waiting += replies
-            if algorithm.absorbs_together and received < plan.wait:
+            if algorithm.absorbs_together and received < plan.wait and there_is_more:
                 heard(visits + received, len(replies))
                 continue
-            server, outcome = ledger.receive(algorithm, server, waiting)
-            visits += len(outcome.accepted)
-            heard_of += len(outcome.accepted.keys() - owned)
-            accepted |= outcome.accepted
-            refused += outcome.refused
-            num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting if reply.client not in owned)
-            waiting = []
-            heard(visits, len(replies))
-            for name, why in outcome.refused:
-                logger.warning("client %r: its reply was refused: %s", name, why)
+            if waiting:
+                server, outcome = ledger.receive(algorithm, server, waiting)
+                visits += len(outcome.accepted)
+                heard_of += len(outcome.accepted.keys() - owned)
+                accepted |= outcome.accepted
+                refused += outcome.refused
+                num_bytes += sum(wire.num_bytes(reply.answer) for reply in waiting if reply.client not in owned)
+                waiting = []
+                written(server)
+                heard(visits, len(replies))
+                for name, why in outcome.refused:
+                    logger.warning("client %r: its reply was refused: %s", name, why)
+                    engine.tell(name, why)
+        if not there_is_more:  # whoever has not replied will not
+            server = ledger.abandon(server, server.names)
         idle_turns = 0 if visits > before else idle_turns + 1
         if idle_turns > MAX_IDLE_TURNS:
             raise RuntimeError(f"no client's reply could be used in {MAX_IDLE_TURNS} turns; the last: {refused[-1:]}")
+    if not accepted:
+        return server, None
     reports = [record.report for record in server.clients.values() if record.report is not None]
     virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
     return server, virtual | {

@@ -152,6 +152,7 @@ class Simulation:
         crash_rate: the probability that a machine crashes at a point where it may.
         through_wire: whether states are written and read as bytes, as in a file.
         invariant_tolerance: to which the books must agree with the ledger.
+        carry: what becomes of a message or a reply on its way.
     """
 
     def __init__(
@@ -163,11 +164,12 @@ class Simulation:
         crash_rate: float = 0.0,
         through_wire: bool = False,
         invariant_tolerance: float = 1e-9,
+        carry: Callable[[Any], Any] = lambda item: item,
     ):
         self.world, self.algorithm = world, world.algorithm
         self.has_rows = isinstance(world.algorithm, RowAlgorithm)
         self.random, self.crash_rate = random.Random(seed), crash_rate
-        self.through_wire, self.tolerance = through_wire, invariant_tolerance
+        self.through_wire, self.tolerance, self.carry = through_wire, invariant_tolerance, carry
         self.seen, self.log = Counter(), []
         names = list(names)
         self.server = self._rescheduled(
@@ -221,13 +223,13 @@ class Simulation:
     def _deliver(self) -> None:
         item = self._pick()
         if isinstance(item, Message):
-            return self._client_works(item)
+            return self._client_works(self.carry(item))
         # the server may find several replies in its box, repeats included
         replies, left = [item], []
         for other in self.network:
             (replies if isinstance(other, Reply) and self.random.random() < 0.2 else left).append(other)
         self.network = left
-        return self._server_receives(replies)
+        return self._server_receives([self.carry(reply) for reply in replies])
 
     def _drop(self) -> None:
         self._pick()
@@ -457,6 +459,7 @@ def check_survives_faults(
     canonical: Callable[[Any], PyTree] = lambda posterior: posterior,
     rest: float = 1e-11,
     max_rounds: int = 200,
+    carry: Callable[[Any], Any] = lambda item: item,
 ) -> Counter:
     """Play random schedules of faults; the invariant holds after every step, and the end is the undisturbed one.
 
@@ -473,6 +476,7 @@ def check_survives_faults(
         canonical: a posterior in a form that does not depend on the order of its factors.
         rest: undisturbed rounds have come to rest when the posterior moves by less than this, relatively.
         max_rounds: within which they must.
+        carry: what becomes of a message or a reply on its way; the same item, if all is well.
 
     Returns:
         How often each kind of event happened, so that a test can see that its faults did.
@@ -488,7 +492,9 @@ def check_survives_faults(
     )
     seen = Counter()
     for seed in range(first_seed, first_seed + num_schedules):
-        simulation = Simulation(world, world.names[:-1], seed=seed, crash_rate=crash_rate, through_wire=seed % 10 == 0)
+        simulation = Simulation(
+            world, world.names[:-1], seed=seed, crash_rate=crash_rate, through_wire=seed % 10 == 0, carry=carry
+        )
         try:
             # the first schedules check types too; the others have the same
             with contextlib.nullcontext() if seed < first_seed + 3 else types_unchecked():

@@ -11,9 +11,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from cavity.cli.bench import bench
+from cavity.cli.client import client
 from cavity.cli.demo import demo
 from cavity.cli.reproduce import reproduce
+from cavity.cli.requests import leave, status, stop, withdraw
 from cavity.cli.run import run
+from cavity.cli.server import server
 from cavity.cli.study import study
 from cavity.data.sources import DataUnavailable
 from cavity.errors import CavityError
@@ -21,6 +24,8 @@ from cavity.errors import CavityError
 # Typer carries its own copy of click, or imports it, by its version; this is the usage error of either.
 UsageError = typer.BadParameter.__bases__[0]
 EXTRAS = {
+    "cryptography": "flower",
+    "flwr": "flower",
     "formulaic": "study",
     "matplotlib": "plots",
     "pandas": "data",
@@ -41,6 +46,12 @@ app.command()(demo)
 app.command()(reproduce)
 app.command()(bench)
 app.command()(run)
+app.command()(server)
+app.command()(client)
+app.command()(status)
+app.command()(stop)
+app.command()(withdraw)
+app.command()(leave)
 app.add_typer(study, name="study")
 
 

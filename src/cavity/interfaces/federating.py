@@ -267,6 +267,19 @@ class Engine(abc.ABC):
         """
         return None
 
+    def available(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of these clients that can be asked now. It may wait until there are some; none if `interrupted`."""
+        return names
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a round is to end early, with the replies that it has."""
+        return False
+
+    def tell(self, client: str, reason: str) -> None:
+        """Tell a client why its reply was refused, where it is not in this process."""
+        return
+
     @property
     def virtual_seconds(self) -> float | None:
         """The time in the world that the engine simulates, if it does."""

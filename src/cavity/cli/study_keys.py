@@ -1,0 +1,27 @@
+"""`cavity study keys`: the keys of a study, and who gets which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def keys(
+    file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
+    host: Annotated[list[str], typer.Option(help="A name or address under which clients reach the server.")],
+    output: Annotated[Path, typer.Option(help="The folder for the keys; it must not exist.")] = Path("keys"),
+) -> None:
+    """Make the certificate authority, the server's certificate and a key pair per client.
+
+    Give each folder to its owner by a way that you trust, and keep no copy of the clients'.
+
+    Example: `cavity study keys study.toml --host server.example.org`
+    """
+    from cavity.study.keys import make_keys
+    from cavity.study.reading import read_study
+
+    for handout in make_keys(read_study(file), output, host):
+        typer.echo(f"{handout.folder}: for {handout.owner}")
+    typer.echo("Whoever has a client's folder can speak in its name.")

@@ -1,0 +1,253 @@
+"""The server's side of Flower: messages over its grid, in a run of its SuperLink.
+
+Flower's SuperLink carries the messages, with its TLS and its nodes' keys. What Flower calls the ServerApp is this
+process: the SuperLink runs in its `process` isolation, in which apps live outside of it, and this one takes the run's
+task and talks to the grid by `push_messages` and `pull_messages`. So nothing that comes over the wire is executed: the
+app bundle that Flower wants for a run holds a name and no code.
+
+A run of Flower does not outlive its SuperLink. When that has ended, `FlowerPost` starts it anew and begins another run;
+what was under way is lost, and the ledger asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from cavity.engines.post import Delivery, Post, PostLost
+from cavity.engines.processes import Child, require_free_port, wait_for_port
+from cavity.errors import CavityError
+
+logger = logging.getLogger("cavity")
+for name in ("httpx", "flwr", "alembic"):  # each request is an INFO of httpx
+    logging.getLogger(name).setLevel(logging.WARNING)
+
+QUIET = {  # nothing is reported to Flower's makers, and nothing is installed while a study runs
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+RECORD, CONTENT = "cavity", "content"
+LOOPBACK = "127.0.0.1"
+STARTING = 60.0  # seconds that the SuperLink has to come up
+ATTEMPTS, PAUSE = 5, 3.0  # to start it again, and seconds between them
+HEARTBEAT = 10.0  # seconds between two signs of life of the run's task
+BUNDLE = """\
+[project]
+name = "study"
+version = "1.0.0"
+description = "Nothing is executed: both sides are installed where they run."
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "cavity"
+[tool.flwr.app.components]
+serverapp = "cavity.nothing:app"
+clientapp = "cavity.nothing:app"
+"""
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """Where and how the SuperLink listens.
+
+    Attributes:
+        host: the address; loopback if there are no keys.
+        port: for everything.
+        folder: for its log and its other files.
+        certificate: PEM file of the server's certificate; None for a connection without TLS.
+        key: PEM file of its key.
+        authority: PEM file of the certificate that signed it.
+        nodes: client -> public key in PEM, of those that may connect; None without TLS.
+    """
+
+    host: str
+    port: int
+    folder: Path
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    nodes: Mapping[str, bytes] | None = None
+
+    @property
+    def own_host(self) -> str:
+        """Where the server itself reaches it."""
+        return LOOPBACK if self.host in ("0.0.0.0", "::", "localhost") else self.host
+
+
+class FlowerPost(Post):
+    """Letters over Flower. An address is a node's number; with keys, the post knows whose key the node has."""
+
+    def __init__(self, side: ServerSide):
+        self._side = side
+        self._link: Child | None = None
+        self._grid: HttpGrid | None = None
+        self._clients: list[Any] = []
+        self._names: dict[int, str] = {}  # node -> client
+        self._over = threading.Event()
+        self._open()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the SuperLink."""
+        return None if self._link is None else self._link.pid
+
+    def reachable(self) -> dict[str, str | None]:
+        nodes = self._ask(lambda grid: [node.node_id for node in grid.get_nodes()])
+        return {str(node): self._names.get(node) for node in nodes if self._side.nodes is None or node in self._names}
+
+    def send(self, letters: Mapping[str, bytes], seconds: float) -> dict[str, str]:
+        if not letters:
+            return {}
+        messages = [
+            Message(RecordDict({RECORD: ConfigRecord({CONTENT: content})}), int(node), "query", ttl=seconds)
+            for node, content in letters.items()
+        ]
+        numbers = list(self._ask(lambda grid: grid.push_messages(messages)))
+        return {node: number for node, number in zip(letters, numbers, strict=False) if number}
+
+    def fetch(self, letters: Iterable[str]) -> list[Delivery]:
+        letters = list(letters)
+        return [] if not letters else [_delivery(m) for m in self._ask(lambda grid: grid.pull_messages(letters))]
+
+    def reopen(self) -> None:
+        """After `PostLost`: end what is left, and start a new run."""
+        for attempt in range(1, ATTEMPTS + 1):
+            self.close()
+            try:
+                self._open()
+                return
+            except CavityError as error:
+                if attempt == ATTEMPTS:
+                    raise
+                logger.warning("%s; trying again", error)
+                time.sleep(PAUSE)
+
+    def close(self) -> None:
+        """End the run and the SuperLink."""
+        self._over.set()
+        for client in (self._grid, *self._clients):
+            if client is not None:
+                client.close()
+        self._grid, self._clients = None, []
+        if self._link is not None:
+            self._link.end()
+            self._link = None
+
+    def _open(self) -> None:
+        try:
+            self._start()
+        except httpx.HTTPError as error:
+            raise CavityError(f"Flower's SuperLink does not take the study ({error}); see its log") from error
+
+    def _start(self) -> None:
+        require_free_port(self._side.host, self._side.port)
+        side, folder = self._side, self._side.folder
+        secret = secrets.token_bytes(32)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        secret_file = folder / "secret"
+        secret_file.touch(0o600)
+        secret_file.write_bytes(secret)
+        command = ["flower-superlink", "--host", side.host, "--port", str(side.port), "--isolation", "process"]
+        command += ["--superexec-auth-secret-file", str(secret_file), "--disable-runtime-dependency-installation"]
+        if side.certificate is None:
+            command += ["--insecure"]
+        else:
+            command += ["--ssl-certfile", str(side.certificate), "--ssl-keyfile", str(side.key)]
+            command += ["--ssl-ca-certfile", str(side.authority), "--enable-supernode-auth"]
+        environment = QUIET | {"FLWR_HOME": str(folder)}
+        self._link = Child(command, folder / "superlink.log", environment)
+        wait_for_port(self._link, side.own_host, side.port, STARTING, "Flower's SuperLink")
+        control = self._client(ControlHttpClient)
+        self._names = {
+            control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id: name
+            for name, key in (side.nodes or {}).items()
+        }
+        bundle, _ = build_fab_from_files({"pyproject.toml": BUNDLE.encode()})
+        control.StartRun(StartRunRequest(fab=fab_to_proto(Fab("", bundle, {}))))
+        self._grid = self._take_run(secret)
+
+    def _take_run(self, secret: bytes) -> HttpGrid:
+        """Be the ServerApp of the run that was just started."""
+        signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
+        runtime = self._client(RuntimeHttpClient, signed)
+        deadline = time.monotonic() + STARTING
+        while not (task := runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))).token:
+            if time.monotonic() > deadline:
+                raise CavityError("Flower's SuperLink did not begin the run; see its log")
+            time.sleep(0.2)
+        authority = None if self._side.authority is None else self._side.authority.read_bytes()
+        grid = HttpGrid(f"{self._side.own_host}:{self._side.port}", authority is None, authority, token=task.token)
+        grid._retry_invoker = None  # pyright: ignore[reportAttributeAccessIssue]  # it would end this process at a 401
+        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            given.task_id,
+            given.run.run_id,
+            grid.node.node_id,
+        )
+        grid.set_run(run_from_proto(given.run))
+        self._over = threading.Event()
+        threading.Thread(target=_stay_alive, args=(grid, self._over), daemon=True).start()
+        return grid
+
+    def _client(self, kind: Any, *interceptors: Any) -> Any:
+        authority = None if self._side.authority is None else self._side.authority.read_bytes()
+        version = RuntimeVersionHttpInterceptor(component_name="cavity")
+        client = kind.from_server_address(
+            f"{self._side.own_host}:{self._side.port}", authority is None, authority, [version, *interceptors]
+        )
+        self._clients.append(client)
+        return client
+
+    def _ask(self, question: Any) -> Any:
+        """Ask the grid; again if the SuperLink is only busy, since a letter that is sent twice does no harm."""
+        for attempt in range(1, ATTEMPTS + 1):
+            if self._grid is None or self._link is None:
+                raise PostLost("the run of Flower has not begun")
+            try:
+                return question(self._grid)
+            except httpx.TransportError as error:
+                if attempt == ATTEMPTS or not self._link.running:
+                    raise PostLost(f"Flower's SuperLink does not answer ({type(error).__name__})") from error
+            except (httpx.HTTPError, RunNotRunningException) as error:
+                raise PostLost(f"Flower's SuperLink has ended the run ({type(error).__name__})") from error
+            time.sleep(PAUSE)
+        raise AssertionError
+
+
+def _stay_alive(grid: HttpGrid, over: threading.Event) -> None:
+    """Without signs of life the SuperLink would end the run."""
+    while not over.wait(HEARTBEAT):
+        try:
+            grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except (httpx.HTTPError, RunNotRunningException):
+            return  # the next question to the grid finds out too
+
+
+def _delivery(message: Message) -> Delivery:
+    letter = message.metadata.reply_to_message_id
+    if message.has_error():
+        return Delivery(letter, None, f"{message.error.reason} (Flower's code {message.error.code})")
+    content = message.content.get(RECORD, {}).get(CONTENT) if message.has_content() else None
+    return Delivery(letter, content if isinstance(content, bytes) else None, "an answer without content")

@@ -1,0 +1,149 @@
+"""Clients behind a `Post` as an engine: messages of the ledger out, and the replies that are fit for it in.
+
+The engine keeps nothing that matters. What it loses (a letter, a connection, the post itself) costs time: the ledger
+abandons the message and asks again. An answer of the wrong shapes or beyond all measure is refused here, logged, and
+its client told with its next message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cavity.engines.clientele import POLL, Clientele
+from cavity.engines.letters import Kind, Setting, check_reply
+from cavity.engines.post import Delivery, PostLost
+from cavity.errors import ProtocolError
+from cavity.interfaces import Algorithm, Engine
+from cavity.state import Message, Reply
+
+logger = logging.getLogger("cavity")
+
+
+@dataclass
+class Awaited:
+    """A letter under way: to whom, until when, and the message in it."""
+
+    client: str
+    until: float
+    message: Message
+
+
+class NetworkEngine(Engine):
+    """Sends messages to a `Clientele`, and gives the ledger the replies that are fit for it.
+
+    Args:
+        algorithm: both halves of the method.
+        clientele: the clients.
+        setting: that goes with every message.
+        least: how many clients must be here for work to go on.
+        own: answers for the server's own row, of a prior outside the family.
+        own_names: whose rows those are.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clientele: Clientele,
+        setting: Setting,
+        *,
+        least: int = 1,
+        own: Engine | None = None,
+        own_names: Sequence[str] = (),
+    ):
+        self._algorithm, self._clientele, self._setting, self._least = algorithm, clientele, setting, least
+        self._own, self._own_names = own, tuple(own_names)
+        self._queue: list[Message] = []
+        self._awaited: dict[str, Awaited] = {}
+        self._notices: dict[str, str] = {}
+
+    @property
+    def interrupted(self) -> bool:
+        return self._clientele.asked()
+
+    def available(self, names: Sequence[str]) -> list[str]:
+        busy = {awaited.client for awaited in self._awaited.values()}
+        others = [name for name in names if name not in self._own_names]
+        least = 0 if busy else min(self._least, len(others))
+        here = self._clientele.wait_for(others, least) | busy | set(self._own_names)
+        return [name for name in names if name in here]
+
+    def submit(self, message: Message) -> None:
+        if message.client in self._own_names:
+            assert self._own is not None
+            self._own.submit(message)
+        else:
+            self._queue.append(message)
+
+    def collect(self, num_replies: int) -> list[Reply]:
+        self._send()
+        if self._own is not None and (replies := self._own.collect(num_replies)):
+            return replies
+        while self._awaited and not self.interrupted:
+            try:
+                if replies := self._arrived():
+                    return replies
+            except PostLost as error:
+                self._awaited = {}
+                self._clientele.lost(error)
+            self._clientele.sleep(POLL if self._awaited else 0.0)
+        return []
+
+    def tell(self, client: str, reason: str) -> None:
+        self._notices[client] = reason
+
+    def client_states(self) -> dict[str, Any]:
+        return {} if self._own is None else self._own.client_states()
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    def _send(self) -> None:
+        messages, self._queue = {message.client: message for message in self._queue}, []
+        for client in messages:  # a client has one message outstanding; the new one abandons the old
+            self._awaited = {letter: a for letter, a in self._awaited.items() if a.client != client}
+        bodies = {
+            name: (Kind.WORK, {"message": m, "setting": self._setting, "notice": self._notices.pop(name, "")})
+            for name, m in messages.items()
+        }
+        try:
+            sent = self._clientele.send(bodies) if bodies else {}
+        except PostLost as error:
+            self._clientele.lost(error)
+            return
+        until = self._clientele.clock() + self._clientele.terms.seconds
+        for name, letter in sent.items():
+            self._awaited[letter] = Awaited(name, until, messages[name])
+
+    def _arrived(self) -> list[Reply]:
+        replies, now = [], self._clientele.clock()
+        for delivery in self._clientele.post.fetch(self._awaited):
+            awaited = self._awaited.pop(delivery.letter, None)  # None: it came before
+            if awaited is not None and (reply := self._reply_of(awaited, delivery)) is not None:
+                replies.append(reply)
+        for letter, awaited in list(self._awaited.items()):
+            if now > awaited.until:
+                logger.warning("client %r: no answer within %.0f s", awaited.client, self._clientele.terms.seconds)
+                self._clientele.say(f"{awaited.client} has not answered in time")
+                del self._awaited[letter]
+        return replies
+
+    def _reply_of(self, awaited: Awaited, delivery: Delivery) -> Reply | None:
+        name, message = awaited.client, awaited.message
+        if delivery.content is None:
+            self._clientele.say(f"{name} does not answer: {delivery.problem}")
+            return None
+        try:
+            letter = self._clientele.opened(name, delivery.content)
+            if letter.kind == Kind.LEAVING:
+                return None
+            reply = letter.body.get("reply") if letter.kind == Kind.REPLY else None
+            return check_reply(self._algorithm, reply, message, self._clientele.terms.largest)
+        except ProtocolError as error:
+            logger.warning("client %r: its answer is refused: %s", name, error)
+            self._clientele.say(f"an answer of {name} is refused: {error}")
+            self.tell(name, str(error))
+            return None

@@ -1,0 +1,701 @@
+"""The protocol of the network, without one: letters, refusals, what a client keeps, and studies over a bad post."""
+
+import itertools
+import json
+import random
+import sys
+import types
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import cavity
+from cavity import federation, ledger
+from cavity.engines import letters
+from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.clientele import Clientele, Terms
+from cavity.engines.letters import Identity, Kind, Letter, Setting, check_message, check_reply, decode, encode
+from cavity.engines.local import LocalEngine
+from cavity.engines.worker import Worker
+from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
+from cavity.interfaces import LatentModel, Model
+from cavity.ledger import is_proper
+from cavity.models.globals_only import as_rows
+from cavity.state import Answer, ClientState, Pending, Report
+from cavity.store.directory import RunDirectory
+from cavity.study import parse_study, serving
+from cavity.study.folders import STOP, WITHDRAW, Requests, only_one, read_status
+from cavity.study.joining import first_words, site_of
+from cavity.study.running import run_study
+from cavity.study.serving import Manner, StudyServer
+from cavity.study.table import as_table
+from tests import scenarios
+from tests.contracts.faults import check_survives_faults, distance
+from tests.post_office import Faults, PostOffice
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+STUDY = """\
+name = "A line"
+id = "line-1"
+clients = ["leeds", "york", "hull"]
+
+[model]
+kind = "linear"
+formula = "y ~ x"
+noise_sd = 0.7
+
+[columns.y]
+type = "number"
+
+[columns.x]
+type = "number"
+
+[run]
+tolerance = 1e-18
+rounds = 60
+"""
+FEDERATED = STUDY.replace('id = "line-1"', 'id = "line-1"\nscaling = "federated"')
+
+SLOW = STUDY + "\n[algorithm]\ndamping = { fixed = 0.5 }\n"
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    x = {name: rng.normal(i, 1, 12 + i) for i, name in enumerate(("leeds", "york", "hull"))}
+    return {name: as_table({"x": v, "y": 1.5 * v - 0.3 + 0.7 * rng.normal(size=len(v))}) for name, v in x.items()}
+
+
+def exchange():
+    """A method, one message of it, and a client's reply."""
+    x, y = scenarios.linear(24, 1)
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 2))
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    data = cavity.data.clients.prepare_clients(algorithm.model, clients)
+    name = next(iter(data))
+    _, (message,) = ledger.dispatch(algorithm, ledger.open_ledger(algorithm, list(data)), [name])
+    engine = LocalEngine(algorithm, data)
+    engine.submit(message)
+    return algorithm, message, engine.collect(1)[0]
+
+
+def letter_with(body, kind=Kind.WORK):
+    return Letter(kind.value, "hash", "run", "leeds", body)
+
+
+class TestLetters:
+    def test_bytes_and_back(self):
+        algorithm, message, reply = exchange()
+        setting = Setting(cavity.study.Scaling())
+        sent = letter_with({"message": message, "setting": setting, "reply": reply})
+        got = decode(encode(sent, letters.unsigned), letters.unverified)
+        assert (got.kind, got.study, got.run, got.client) == ("work", "hash", "run", "leeds")
+        assert distance(got.body["message"].brief, message.brief) == 0.0
+        assert distance(got.body["reply"].answer, reply.answer) == 0.0
+        assert got.body["setting"].scaling == setting.scaling
+        check_message(algorithm, got.body["message"], message.client)
+        check_reply(algorithm, got.body["reply"], message)
+
+    def test_nothing_of_it_can_be_changed_on_its_way(self):
+        content = encode(letter_with({}), letters.unsigned)
+        for place in range(len(content)):
+            changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            with pytest.raises(ProtocolError):
+                decode(changed, letters.unverified)
+            with pytest.raises(ProtocolError):
+                decode(content[:place], letters.unverified)
+
+    def test_another_key(self):
+        signed = encode(letter_with({}), lambda content: b"mine")
+        assert decode(signed, lambda content, signature: signature == b"mine").client == "leeds"
+        with pytest.raises(ProtocolError, match="signature"):
+            decode(signed, lambda content, signature: signature == b"yours")
+
+    def test_another_version(self):
+        content = bytearray(encode(letter_with({}), letters.unsigned))
+        content[len(letters.MAGIC) - 1] += 1
+        with pytest.raises(ProtocolError, match="another version of Cavity"):
+            decode(bytes(content), letters.unverified)
+
+    def test_a_letter_holds_no_code(self):
+        with pytest.raises(TypeError, match="cannot be written"):
+            encode(letter_with({"f": print}), letters.unsigned)
+
+
+def changed(reply, **parts):
+    return replace(reply, answer=replace(reply.answer, **parts))
+
+
+def without_report(answer):
+    """As from a client that does not check its types."""
+    other = object.__new__(Answer)
+    object.__setattr__(other, "delta", answer.delta)
+    object.__setattr__(other, "report", None)
+    return other
+
+
+BAD_REPLIES = {
+    "NaN": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, np.nan), r.answer.delta)),
+    "bound": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, 1e16), r.answer.delta)),
+    "shape": lambda r: changed(r, delta=jax.tree.map(lambda x: np.zeros((3, *x.shape)), r.answer.delta)),
+    "an array of int": lambda r: changed(r, delta=jax.tree.map(lambda x: x.astype(int), r.answer.delta)),
+    "structure": lambda r: changed(r, delta=(1.0,)),
+    "another message": lambda r: replace(r, sequence=r.sequence + 1),
+    "answers another": lambda r: replace(r, client="york"),
+    "counts": lambda r: replace(r, version=-1),
+    "residual": lambda r: changed(r, report=replace(r.answer.report, residual=np.nan)),
+    "four numbers": lambda r: changed(r, report=replace(r.answer.report, steps=np.zeros(2))),
+    "no report": lambda r: replace(r, answer=without_report(r.answer)),
+    "no reply": lambda r: {"delta": 1},
+}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("reason", BAD_REPLIES)
+    def test_bad_replies(self, reason):
+        algorithm, message, reply = exchange()
+        check_reply(algorithm, reply, message)
+        with pytest.raises(ProtocolError, match=reason):
+            check_reply(algorithm, BAD_REPLIES[reason](reply), message)
+
+    def test_bad_messages(self):
+        algorithm, message, _ = exchange()
+        with pytest.raises(ProtocolError, match="no message for this client"):
+            check_message(algorithm, message, "somebody else")
+        wide = cavity.PVI(cavity.models.linear_regression(2, noise_sd=0.7))
+        with pytest.raises(ProtocolError, match="the posterior has an array"):
+            check_message(wide, message, message.client)
+
+    def test_sfvi_is_not_for_a_network(self):
+        study = parse_study(STUDY)
+        study = replace(study, algorithm=replace(study.algorithm, method="sfvi"))
+        with pytest.raises(StudyError, match="sfvi-avg"):
+            serving.check_for_network(study)
+
+
+def state_with(number):
+    answer = Answer(np.full(3, float(number)), Report(0.0, 0.0, 1, True))
+    return ClientState(local=np.arange(4.0), pending=Pending(number, number, answer, np.full(4, float(number))))
+
+
+class TestClientStore:
+    def test_the_two_last_are_kept(self, tmp_path):
+        store = ClientStore(tmp_path)
+        assert store.read("run") is None
+        for number in range(1, 6):
+            store.write("run", state_with(number))
+            assert store.read("run").pending.sequence == number
+            assert len(list((tmp_path / "runs" / "run").iterdir())) == min(number, 2)
+        assert store.read("another-run") is None
+
+    def test_a_damaged_one_falls_back_to_the_one_before(self, tmp_path, caplog):
+        store = ClientStore(tmp_path)
+        for number in (1, 2):
+            store.write("run", state_with(number))
+        newest = max((tmp_path / "runs" / "run").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-20])
+        assert store.read("run").pending.sequence == 1
+        assert "taking the one before it" in caplog.text
+        store.write("run", state_with(3))
+        assert store.read("run").pending.sequence == 3
+
+    @pytest.mark.parametrize("moment", ["fsync", "replace"])
+    def test_a_crash_while_writing_leaves_the_old_one(self, tmp_path, monkeypatch, moment):
+        store = ClientStore(tmp_path)
+        store.write("run", state_with(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{moment}", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store.write("run", state_with(2))
+        assert store.read("run").pending.sequence == 1
+
+    @pytest.mark.parametrize("run", ["..", "a/b", "", "x" * 65])
+    def test_a_run_is_no_path(self, tmp_path, run):
+        with pytest.raises(CheckpointError):
+            ClientStore(tmp_path).write(run, state_with(1))
+
+    def test_what_was_sent(self, tmp_path):
+        SentLog(tmp_path / "sent.jsonl").note("reply", b"four", version=3)
+        (line,) = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
+        assert (line["kind"], line["version"], line["bytes"], len(line["sha256"])) == ("reply", 3, 4, 64)
+
+
+class House:
+    """A study with its server's folder, its clients' folders, and a post between them."""
+
+    def __init__(self, folder, text=STUDY, faults=None, seed=0, **manner):
+        self.folder, self.text, self.study, self.tables = folder, text, parse_study(text), tables()
+        self.said, self.manner = [], manner
+        workers = {name: self.worker(name).answer for name in self.study.clients}
+        self.post = PostOffice(workers, lambda name: self.worker(name).answer, faults or Faults(), seed)
+
+    def worker(self, name, study=None, **options):
+        own = self.folder / name
+        site = site_of(study or self.study, name, self.tables[name], own, self.said.append)
+        return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), say=self.said.append, **options)
+
+    def server(self):
+        manner = Manner(say=self.said.append, seconds=20.0, **self.manner)
+        server = StudyServer(self.study, self.text, self.folder / "run", self.post, manner)
+        server._clientele.clock, server._clientele.sleep = self.post.clock, self.post.sleep
+        return server
+
+    def run(self):
+        return self.server().run()
+
+    def alone(self, without=()):
+        kept = tuple(name for name in self.study.clients if name not in without)
+        study = replace(self.study, clients=kept)
+        return run_study(study, {name: self.tables[name] for name in kept}).posterior
+
+
+def gap(posterior, reference):
+    """The largest difference of means, in posterior standard deviations."""
+    sd = np.sqrt(np.diag(np.asarray(reference.covariance)))
+    return float(np.max(np.abs(np.asarray(posterior.mean - reference.mean)) / sd))
+
+
+class TestStudies:
+    @pytest.mark.parametrize("text", [STUDY, FEDERATED], ids=["unscaled", "federated scaling"])
+    def test_the_same_as_in_one_process(self, tmp_path, text):
+        house = House(tmp_path, text)
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.alone()) < 1e-9
+        assert fit.history[-1]["round"] == len(run_study(house.study, house.tables).history)
+        for name in house.study.clients:
+            assert (tmp_path / name / "results" / "posterior.npz").read_bytes() == (
+                tmp_path / "run" / "posterior.npz"
+            ).read_bytes()
+        status = read_status(tmp_path / "run")
+        assert (status["state"], status["connected"]) == ("done", sorted(house.study.clients))
+
+    @pytest.mark.parametrize("schedule", ['"sequential"', '"asynchronous"', "{ sampled-count = 2 }"])
+    def test_schedules(self, tmp_path, schedule):
+        house = House(tmp_path, STUDY + f"schedule = {schedule}\n")
+        assert gap(house.run().posterior, house.alone()) < 1e-8
+
+    def test_every_message_that_left_is_noted(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        house.run()
+        noted = [json.loads(line)["kind"] for line in (tmp_path / "leeds" / "sent.jsonl").read_text().splitlines()]
+        assert noted[:2] == ["here", "totals"]
+        assert noted[-1] == "received"
+        assert set(noted[2:-1]) == {"reply"}
+
+    def test_another_version_of_the_study_is_refused_by_its_key(self, tmp_path):
+        house = House(tmp_path, min_clients=2)
+        other = parse_study(STUDY.replace("0.7", "0.8"))
+        house.post.workers["hull"] = house.worker("hull", other).answer
+        fit = house.run()
+        assert fit.server.names == ("leeds", "york")
+        assert any("'hull' has another version of the study: it differs in model.noise_sd" in s for s in house.said)
+        assert any("the server has another version of the study: it differs in model.noise_sd" in s for s in house.said)
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    def test_a_second_client_of_one_name_is_refused(self, tmp_path):
+        house = House(tmp_path)
+        house.post.knows = False
+        two = [house.worker("leeds"), house.worker("leeds")]
+        house.post.workers |= {"leeds": two[0].answer, "elsewhere": two[1].answer}
+        fit = house.run()
+        assert {worker.over for worker in two} > {"done"}
+        assert any("is connected already; a second one is refused" in worker.over for worker in two)
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    def test_one_folder_one_client(self, tmp_path):
+        refused = pytest.raises(CavityError, match="running already")
+        with only_one(tmp_path, "a client"), refused, only_one(tmp_path, "a client"):
+            raise AssertionError
+
+    def test_a_reply_that_is_refused_is_told_and_costs_nobody_else(self, tmp_path, monkeypatch):
+        house = House(tmp_path)
+        poison, counter = house.post.workers["york"], itertools.count()
+
+        def poisoned(content):
+            answer = poison(content)
+            letter = decode(answer, letters.unverified)
+            if letter.kind == Kind.REPLY and next(counter) == 1:
+                bad = BAD_REPLIES["NaN"](letter.body["reply"])
+                answer = encode(replace(letter, body={"reply": bad}), letters.unsigned)
+            return answer
+
+        house.post.workers["york"] = poisoned
+        fit = house.run()
+        assert any("an answer of york is refused: its change holds a NaN" in line for line in house.said)
+        assert any("refused this client's last reply: its change holds a NaN" in line for line in house.said)
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    @pytest.mark.parametrize("how", ["withdrawn", "leaving"])
+    def test_a_client_is_forgotten(self, tmp_path, how):
+        house, leaving = House(tmp_path, SLOW), []
+        house.post.workers["york"] = house.worker("york", leaving=lambda: bool(leaving)).answer
+        server = house.server()
+
+        def after_round(record, state, engine):
+            if record["round"] == 4:
+                if how == "withdrawn":
+                    Requests(tmp_path / "run").put(WITHDRAW + "york")
+                else:
+                    leaving.append(True)
+
+        server._after_round = after_round
+        fit = server.run()
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
+        again = house.run()  # it is not taken in again when the server is started anew
+        assert again.server.names == ("leeds", "hull")
+
+    def test_a_withdrawal_that_a_crash_cuts_short(self, tmp_path, monkeypatch):
+        house = House(tmp_path, SLOW)
+        server = house.server()
+
+        def after_round(record, state, engine):
+            if record["round"] == 4:
+                Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+        server._after_round = after_round
+        with monkeypatch.context() as patch:
+            patch.setattr(serving, "withdrawn", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                server.run()
+        assert Requests(tmp_path / "run").pending() == []
+        fit = house.run()
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
+
+    def test_who_is_withdrawn_before_the_beginning_is_not_waited_for(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        del house.post.workers["hull"]
+        Requests(tmp_path / "run").put(WITHDRAW + "hull")
+        fit = house.run()
+        assert fit.server.names == ("leeds", "york")
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    def test_a_fault_at_a_client_costs_nobody_else(self, tmp_path, monkeypatch):
+        house = House(tmp_path, min_clients=2)
+        faulty = house.worker("hull")
+        monkeypatch.setattr(faulty, "_work", lambda letter: 1 / 0)
+        house.post.workers["hull"] = faulty.answer
+        server = house.server()
+
+        def after_round(record, state, engine):
+            if record["round"] == 3:
+                Requests(tmp_path / "run").put(WITHDRAW + "hull")
+
+        server._after_round = after_round
+        fit = server.run()
+        assert any("a fault there: ZeroDivisionError" in line for line in house.said)
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    def test_a_late_client_joins(self, tmp_path):
+        house = House(tmp_path, SLOW, min_clients=2)
+        late = house.post.workers.pop("hull")
+        server = house.server()
+
+        def after_round(record, state, engine):
+            if record["round"] == 4:
+                house.post.workers["hull"] = late
+
+        server._after_round = after_round
+        fit = server.run()
+        assert fit.server.names == ("leeds", "york", "hull")
+        assert gap(fit.posterior, house.alone()) < 1e-8
+
+    def test_stopped_and_gone_on_with(self, tmp_path):
+        house = House(tmp_path)
+        server = house.server()
+        server._after_round = lambda record, state, engine: Requests(tmp_path / "run").put(STOP)
+        stopped = server.run()
+        assert len(stopped.history) == 1
+        assert read_status(tmp_path / "run")["state"] == "stopped"
+        assert gap(house.run().posterior, house.alone()) < 1e-9
+
+    def test_the_first_message_can_be_seen_before(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        site = site_of(house.study, "leeds", house.tables["leeds"], tmp_path, print)
+        lines = first_words(house.study, house.tables["leeds"], site)
+        assert "  n = 12" in lines
+        assert any(line.startswith("  change precision ") for line in lines)
+
+
+class Crash(BaseException):
+    """The server's machine."""
+
+
+def crash_around_writes(monkeypatch, rate, seed):
+    """The server crashes before or after one of its writes."""
+    rng, write = random.Random(seed), RunDirectory.write
+    crashes = []
+
+    def writes(self, *args):
+        for moment in ("before", "after"):
+            if rng.random() < rate:
+                crashes.append(moment)
+                raise Crash
+            if moment == "before":
+                write(self, *args)
+
+    monkeypatch.setattr(RunDirectory, "write", writes)
+    return crashes
+
+
+def check_invariant(directory, study):
+    """What the checkpoint holds is prior times rows, to 1e-9."""
+    state, _ = RunDirectory(directory).read()
+    server, algorithm = state["server"], state["algorithm"]
+    assert is_proper(server.posterior)
+    assert distance(server.posterior, algorithm.rebuild(server.prior, list(server.rows.values()))) < 1e-9
+
+
+BAD = Faults(drop=0.1, repeat=0.15, delay=0.1, garble=0.05, lost=0.005, client_crash=0.05, absent=0.05)
+
+
+def play(folder, seed, monkeypatch):
+    """A study over a bad post, with a server that crashes; how often what happened."""
+    house = House(folder, faults=BAD, seed=seed)
+    with monkeypatch.context() as patch:
+        crashes = crash_around_writes(patch, 0.03, seed)
+        for _ in range(200):
+            try:
+                fit = house.run()
+                break
+            except Crash:
+                if RunDirectory(folder / "run").has_checkpoint:
+                    check_invariant(folder / "run", house.study)
+        else:
+            raise AssertionError("it never came to an end")
+    check_invariant(folder / "run", house.study)
+    assert fit.converged
+    assert gap(fit.posterior, house.alone()) < 1e-8
+    return {**house.post.seen, "server crash": len(crashes)}
+
+
+def play_many(tmp_path, seeds, monkeypatch):
+    seen = {}
+    for seed in seeds:
+        try:
+            found = play(tmp_path / str(seed), seed, monkeypatch)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen = {what: seen.get(what, 0) + count for what, count in found.items()}
+    return seen
+
+
+def test_studies_over_a_bad_post(tmp_path, monkeypatch):
+    seen = play_many(tmp_path, range(6), monkeypatch)
+    assert all(count >= 3 for count in seen.values()), seen
+
+
+@pytest.mark.slow
+def test_many_studies_over_a_bad_post(tmp_path, monkeypatch):
+    seen = play_many(tmp_path, range(100, 140), monkeypatch)
+    assert all(count >= 15 for count in seen.values()), seen
+
+
+def by_letter(algorithm):
+    """Messages and replies as the letters that they travel in."""
+
+    def carry(item):
+        kind, name = (Kind.REPLY, "reply") if hasattr(item, "answer") else (Kind.WORK, "message")
+        content = encode(Letter(kind.value, "hash", "run", item.client, {name: item}), letters.unsigned)
+        got = decode(content, letters.unverified).body[name]
+        return got if kind == Kind.REPLY else check_message(algorithm, got, item.client)
+
+    return carry
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [(50_000, 250), *(pytest.param(60_000 + 1000 * i, 1000, marks=pytest.mark.slow) for i in range(10))],
+)
+def test_ten_thousand_schedules_of_faults_by_letter(first, count):
+    """Drop, repeat, re-order, delay, and crashes before and after every write, over the ledger of the network."""
+    x, y = scenarios.linear(24, 1)
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    seen = check_survives_faults(algorithm, clients, count, first_seed=first, carry=by_letter(algorithm))
+    crashes = [f"crash: {who} {when} its write" for who in ("server", "client") for when in ("before", "after")]
+    assert all(seen[event] >= 10 for event in ["drop", "repeat", "abandon", "client wiped", *crashes]), seen
+
+
+def test_who_is_there_is_asked_again_after_the_post_was_lost(tmp_path):
+    house, reopened = House(tmp_path), []
+    terms = Terms(Identity(house.study.hash, "{}"), "run", house.study.clients)
+    clientele = Clientele(
+        house.post, terms, reopen=lambda: reopened.append(1), clock=house.post.clock, sleep=house.post.sleep
+    )
+    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
+    house.post.faults = Faults(lost=1.0)
+    house.post.sleep(5.0)
+    assert clientele.here() == set()
+    assert reopened == [1]
+    house.post.faults = Faults()
+    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
+
+
+WARDS = """\
+name = "Wards"
+id = "wards"
+clients = ["leeds", "york"]
+[model]
+function = "own_models:MODEL"
+[columns]
+ward = { type = "text" }
+dose = { type = "number" }
+outcome = { type = "number" }
+"""
+AVERAGED = WARDS.replace("MODEL", "wards") + (
+    '[algorithm]\nmethod = "sfvi-avg"\ntotal = 4\nlocal_steps = 20\n[run]\nrounds = 3\n'
+)
+PRIOR_AT_THE_SERVER = WARDS.replace("MODEL", "spread").replace('ward = { type = "text" }\n', "") + (
+    "[run]\ntolerance = 1e-12\n"
+)
+
+
+@pytest.fixture
+def own_models(monkeypatch):
+    """A package of the user's own: one model with latents that stay, one whose prior is no Gaussian."""
+    numpyro = pytest.importorskip("numpyro")
+    module, dist = types.ModuleType("own_models"), pytest.importorskip("numpyro.distributions")
+    example = {"ward": ["a", "b"], "dose": np.zeros(2), "outcome": np.zeros(2)}
+
+    def with_wards(ward, dose, outcome, num_wards):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        with numpyro.plate("wards", num_wards):
+            level = numpyro.sample("level", dist.Normal(mu, 1.0))
+        numpyro.sample("y", dist.Normal(level[ward] + dose, 1), obs=outcome)
+
+    def without(dose, outcome):
+        scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+        numpyro.sample("y", dist.Normal(dose, scale), obs=outcome)
+
+    def wards() -> LatentModel:
+        return cavity.models.numpyro_model(with_wards, example, unit="ward", num_units="num_wards")
+
+    def spread() -> Model:
+        columns = {name: example[name] for name in ("dose", "outcome")}
+        return as_rows(cavity.models.numpyro_model(without, columns))
+
+    module.wards, module.spread = wards, spread
+    monkeypatch.setitem(sys.modules, "own_models", module)
+
+
+def ward_tables():
+    rng = np.random.default_rng(0)
+    return {
+        name: as_table(
+            {"ward": np.repeat([f"{name}1", f"{name}2"], 15), "dose": rng.random(30), "outcome": rng.normal(size=30)}
+        )
+        for name in ("leeds", "york")
+    }
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize("text", [AVERAGED, PRIOR_AT_THE_SERVER], ids=["latents that stay", "a prior at the server"])
+@pytest.mark.parametrize(
+    "restarting",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["resident", "clients that restart for every letter"],
+)
+def test_models_of_ones_own(tmp_path, monkeypatch, text, restarting):
+    """Scouting, latents on the clients' disks, and the server's own row, as in one process."""
+    monkeypatch.setattr(sys.modules[__name__], "tables", ward_tables)
+    house = House(tmp_path, text)
+    if restarting:
+        for name in house.study.clients:
+            house.post.workers[name] = lambda content, name=name: house.worker(name).answer(content)
+    fit = house.run()
+    reference = run_study(house.study, house.tables)
+    assert len(fit.history) == len(reference.history)
+    assert distance(fit.posterior, reference.posterior) < 1e-6
+    kept = list((tmp_path / "leeds" / "runs").glob("*/*.npz")) if (tmp_path / "leeds" / "runs").exists() else []
+    assert len(kept) == (2 if text is AVERAGED else 0)  # only what the server does not have
+
+
+def test_a_message_is_written_down_before_it_is_sent():
+    """A server that crashes after it has sent must not give the same number to another message."""
+    x, y = scenarios.linear(24, 1)
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
+    data = cavity.data.clients.prepare_clients(algorithm.model, clients)
+    engine, schedule, written, sent = LocalEngine(algorithm, data), cavity.schedules.Sequential(), [], []
+    submit, collect = engine.submit, engine.collect
+
+    def submitted(message):
+        on_disk = written[-1].clients[message.client]
+        assert (on_disk.sequence, on_disk.waiting) == (message.sequence, message.version)
+        assert on_disk.sequence not in [m.sequence for m in sent if m.client == message.client]
+        sent.append(message)
+        submit(message)
+
+    def collected(num_replies):
+        assert written[-1].version == len(sent) - 1  # the reply before this one is on the disk too
+        return collect(num_replies)
+
+    engine.submit, engine.collect = submitted, collected
+    server = federation.open_federation(algorithm, schedule, list(data), 0)
+    federation.run(
+        algorithm,
+        engine,
+        schedule,
+        server,
+        [],
+        federation.Stopping(2, 0.0),
+        checkpoint=lambda server, history: written.append(server),
+        write_ahead=True,
+    )
+    assert len(sent) == 6
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"study": "other"}, "another version of the study"),
+        ({"run": "other"}, "another run of the study"),
+        ({"client": "york"}, "says that it is from 'york'"),
+        ({"kind": Kind.REFUSAL.value, "body": {"reason": "no time"}}, "does not answer: no time"),
+    ],
+)
+def test_answers_that_do_not_belong(parts, said):
+    terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"))
+    clientele = Clientele(PostOffice({}), terms)
+    letter = letter_with({"reply": None}, Kind.REPLY)
+    assert clientele.opened("leeds", encode(letter, letters.unsigned)).kind == Kind.REPLY
+    with pytest.raises(ProtocolError, match=said):
+        clientele.opened("leeds", encode(replace(letter, **parts), letters.unsigned))
+
+
+def test_a_letter_that_another_client_has_signed(tmp_path):
+    terms = Terms(Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"})
+    clientele, letter = Clientele(PostOffice({}), terms), letter_with({"reply": None}, Kind.REPLY)
+    assert clientele.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
+    with pytest.raises(ProtocolError, match="signature"):
+        clientele.opened("leeds", encode(letter, lambda content: b"york"))
+
+
+def test_stopped_before_it_began_and_begun_again(tmp_path):
+    house = House(tmp_path)
+    late = house.post.workers.pop("hull")
+    server, sleep = house.server(), house.post.sleep
+    server._clientele.sleep = lambda seconds: (sleep(seconds), Requests(tmp_path / "run").put(STOP))
+    assert server.run() is None
+    assert read_status(tmp_path / "run")["state"] == "stopped"
+    house.post.workers["hull"] = late
+    assert gap(house.run().posterior, house.alone()) < 1e-9
+
+
+def test_nobody_is_left(tmp_path):
+    house = House(tmp_path, SLOW)
+    server = house.server()
+
+    def after_round(record, state, engine):
+        for name in house.study.clients:
+            Requests(tmp_path / "run").put(WITHDRAW + name)
+
+    server._after_round = after_round
+    with pytest.raises(CavityError, match="nothing to go on with"):
+        server.run()
