@@ -62,3 +62,17 @@ def write_csv(path, columns):
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
     return path
+
+
+def kl(mean, covariance, reference):
+    """KL of a Gaussian from a reference, in nats."""
+    other, difference = np.asarray(reference.covariance), mean - np.asarray(reference.mean)
+    ratio = np.linalg.solve(other, covariance)
+    twice = np.trace(ratio) - len(mean) - np.linalg.slogdet(ratio)[1] + difference @ np.linalg.solve(other, difference)
+    return 0.5 * twice
+
+
+def gap(posterior, reference):
+    """The largest difference of means, in posterior standard deviations."""
+    sd = np.sqrt(np.diag(np.asarray(reference.covariance)))
+    return float(np.max(np.abs(np.asarray(posterior.mean - reference.mean)) / sd))

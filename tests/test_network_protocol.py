@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import sys
-import types
 from dataclasses import replace
 
 import jax
@@ -20,9 +19,7 @@ from cavity.engines.letters import Identity, Kind, Letter, Setting, check_messag
 from cavity.engines.local import LocalEngine
 from cavity.engines.worker import Worker
 from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
-from cavity.interfaces import LatentModel, Model
 from cavity.ledger import is_proper
-from cavity.models.globals_only import as_rows
 from cavity.state import Answer, ClientState, Pending, Report
 from cavity.store.directory import RunDirectory
 from cavity.study import parse_study, serving
@@ -31,9 +28,10 @@ from cavity.study.joining import first_words, site_of
 from cavity.study.running import run_study
 from cavity.study.serving import Manner, StudyServer
 from cavity.study.table import as_table
-from tests import scenarios
+from tests import own_models, scenarios
 from tests.contracts.faults import check_survives_faults, distance
 from tests.post_office import Faults, PostOffice
+from tests.studies import gap
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -249,12 +247,6 @@ class House:
         kept = tuple(name for name in self.study.clients if name not in without)
         study = replace(self.study, clients=kept)
         return run_study(study, {name: self.tables[name] for name in kept}).posterior
-
-
-def gap(posterior, reference):
-    """The largest difference of means, in posterior standard deviations."""
-    sd = np.sqrt(np.diag(np.asarray(reference.covariance)))
-    return float(np.max(np.abs(np.asarray(posterior.mean - reference.mean)) / sd))
 
 
 class TestStudies:
@@ -537,64 +529,10 @@ def test_who_is_there_is_asked_again_after_the_post_was_lost(tmp_path):
     assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
 
 
-WARDS = """\
-name = "Wards"
-id = "wards"
-clients = ["leeds", "york"]
-[model]
-function = "own_models:MODEL"
-[columns]
-ward = { type = "text" }
-dose = { type = "number" }
-outcome = { type = "number" }
-"""
-AVERAGED = WARDS.replace("MODEL", "wards") + (
-    '[algorithm]\nmethod = "sfvi-avg"\ntotal = 4\nlocal_steps = 20\n[run]\nrounds = 3\n'
-)
-PRIOR_AT_THE_SERVER = WARDS.replace("MODEL", "spread").replace('ward = { type = "text" }\n', "") + (
-    "[run]\ntolerance = 1e-12\n"
-)
+AVERAGED = own_models.WARDS + "[run]\nrounds = 3\n"
+PRIOR_AT_THE_SERVER = own_models.SPREAD + "[run]\ntolerance = 1e-12\n"
 
 
-@pytest.fixture
-def own_models(monkeypatch):
-    """A package of the user's own: one model with latents that stay, one whose prior is no Gaussian."""
-    numpyro = pytest.importorskip("numpyro")
-    module, dist = types.ModuleType("own_models"), pytest.importorskip("numpyro.distributions")
-    example = {"ward": ["a", "b"], "dose": np.zeros(2), "outcome": np.zeros(2)}
-
-    def with_wards(ward, dose, outcome, num_wards):
-        mu = numpyro.sample("mu", dist.Normal(0, 2))
-        with numpyro.plate("wards", num_wards):
-            level = numpyro.sample("level", dist.Normal(mu, 1.0))
-        numpyro.sample("y", dist.Normal(level[ward] + dose, 1), obs=outcome)
-
-    def without(dose, outcome):
-        scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
-        numpyro.sample("y", dist.Normal(dose, scale), obs=outcome)
-
-    def wards() -> LatentModel:
-        return cavity.models.numpyro_model(with_wards, example, unit="ward", num_units="num_wards")
-
-    def spread() -> Model:
-        columns = {name: example[name] for name in ("dose", "outcome")}
-        return as_rows(cavity.models.numpyro_model(without, columns))
-
-    module.wards, module.spread = wards, spread
-    monkeypatch.setitem(sys.modules, "own_models", module)
-
-
-def ward_tables():
-    rng = np.random.default_rng(0)
-    return {
-        name: as_table(
-            {"ward": np.repeat([f"{name}1", f"{name}2"], 15), "dose": rng.random(30), "outcome": rng.normal(size=30)}
-        )
-        for name in ("leeds", "york")
-    }
-
-
-@pytest.mark.usefixtures("own_models")
 @pytest.mark.parametrize("text", [AVERAGED, PRIOR_AT_THE_SERVER], ids=["latents that stay", "a prior at the server"])
 @pytest.mark.parametrize(
     "restarting",
@@ -603,7 +541,7 @@ def ward_tables():
 )
 def test_models_of_ones_own(tmp_path, monkeypatch, text, restarting):
     """Scouting, latents on the clients' disks, and the server's own row, as in one process."""
-    monkeypatch.setattr(sys.modules[__name__], "tables", ward_tables)
+    monkeypatch.setattr(sys.modules[__name__], "tables", own_models.ward_tables)
     house = House(tmp_path, text)
     if restarting:
         for name in house.study.clients:

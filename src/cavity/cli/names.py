@@ -29,6 +29,7 @@ REPRODUCE = {
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
     "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
+    "network": "cavity.experiments.bench_network:bench_network",
 }
 
 

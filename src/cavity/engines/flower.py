@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, SendTaskHeartbeatRequest
@@ -32,7 +33,6 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from cavity.engines.post import Delivery, Post, PostLost
@@ -103,6 +103,7 @@ class FlowerPost(Post):
         self._side = side
         self._link: Child | None = None
         self._grid: HttpGrid | None = None
+        self._task: Any = None
         self._clients: list[Any] = []
         self._names: dict[int, str] = {}  # node -> client
         self._over = threading.Event()
@@ -120,16 +121,29 @@ class FlowerPost(Post):
     def send(self, letters: Mapping[str, bytes], seconds: float) -> dict[str, str]:
         if not letters:
             return {}
-        messages = [
-            Message(RecordDict({RECORD: ConfigRecord({CONTENT: content})}), int(node), "query", ttl=seconds)
-            for node, content in letters.items()
-        ]
+        messages = [self._message(int(node), content, seconds) for node, content in letters.items()]
         numbers = list(self._ask(lambda grid: grid.push_messages(messages)))
         return {node: number for node, number in zip(letters, numbers, strict=False) if number}
 
     def fetch(self, letters: Iterable[str]) -> list[Delivery]:
         letters = list(letters)
         return [] if not letters else [_delivery(m) for m in self._ask(lambda grid: grid.pull_messages(letters))]
+
+    def _message(self, node: int, content: bytes, seconds: float) -> Message:
+        # Flower would take run, node and task from a variable of the process, which both sides may share in a test
+        metadata = Metadata(
+            self._task.run.run_id,
+            "",
+            SUPERLINK_NODE_ID,
+            node,
+            "",
+            "",
+            time.time(),
+            seconds,
+            "query",
+            self._task.task_id,
+        )
+        return Message(RecordDict({RECORD: ConfigRecord({CONTENT: content})}), metadata=metadata)  # pyright: ignore[reportCallIssue]
 
     def reopen(self) -> None:
         """After `PostLost`: end what is left, and start a new run."""
@@ -158,8 +172,11 @@ class FlowerPost(Post):
     def _open(self) -> None:
         try:
             self._start()
-        except httpx.HTTPError as error:
-            raise CavityError(f"Flower's SuperLink does not take the study ({error}); see its log") from error
+        except BaseException as error:
+            self.close()
+            if isinstance(error, httpx.HTTPError):
+                raise CavityError(f"Flower's SuperLink does not take the study ({error}); see its log") from error
+            raise
 
     def _start(self) -> None:
         require_free_port(self._side.host, self._side.port)
@@ -200,13 +217,8 @@ class FlowerPost(Post):
         authority = None if self._side.authority is None else self._side.authority.read_bytes()
         grid = HttpGrid(f"{self._side.own_host}:{self._side.port}", authority is None, authority, token=task.token)
         grid._retry_invoker = None  # pyright: ignore[reportAttributeAccessIssue]  # it would end this process at a 401
-        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
-            given.task_id,
-            given.run.run_id,
-            grid.node.node_id,
-        )
-        grid.set_run(run_from_proto(given.run))
+        self._task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        grid.set_run(run_from_proto(self._task.run))
         self._over = threading.Event()
         threading.Thread(target=_stay_alive, args=(grid, self._over), daemon=True).start()
         return grid

@@ -73,6 +73,11 @@ class FlowerNode:
         self._node: Child | None = None
         self._port = 0
 
+    @property
+    def pid(self) -> int | None:
+        """Of the SuperNode."""
+        return None if self._node is None else self._node.pid
+
     def serve(self, done: Callable[[], bool]) -> None:
         """Answer until `done`, or until interrupted."""
         starts = 0
