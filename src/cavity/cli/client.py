@@ -70,7 +70,7 @@ def client(
         )
         say(f"{study.name}: {name}, {len(table)} rows; connecting to {server}")
         stopped = _stop_on_signals()
-        FlowerNode(side, worker.answer).serve(lambda: bool(worker.over or stopped))
+        FlowerNode(side, worker.answer, say).serve(lambda: bool(worker.over or stopped))
         write_status(folder, state=worker.over or "stopped", line=worker.over, study=study.id, client=name)
     if worker.over not in ("", "done"):
         raise CavityError(worker.over)
@@ -94,9 +94,11 @@ def _stop_on_signals() -> list[int]:
 def _side_and_seals(keys: Path, server: str, folder: Path, insecure: bool) -> tuple[ClientSide, dict[str, Any]]:
     from cavity.engines.flower_node import ClientSide
 
-    own = (folder / "flower").absolute()
+    own, (host, _, port) = (folder / "flower").absolute(), server.rpartition(":")
+    if not host or not port.isdigit():
+        raise CavityError(f"--server {server}: give host:port, for instance {server.strip(':') or '127.0.0.1'}:8000")
     if insecure:
-        check_loopback(server.rpartition(":")[0])
+        check_loopback(host)
         return ClientSide(server, own), {}
     from cavity.study import keys as made
 

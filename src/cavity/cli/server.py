@@ -42,8 +42,9 @@ def server(
     from cavity.cli.life_signs import life_signs
     from cavity.engines.flower import FlowerPost
     from cavity.study.folders import only_one
+    from cavity.study.networked import check_for_network
     from cavity.study.reading import read_study
-    from cavity.study.serving import StudyServer, check_for_network, server_log
+    from cavity.study.serving import StudyServer, server_log
 
     study = read_study(file)
     check_for_network(study)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -86,3 +87,4 @@ class SentLog:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
+            os.fsync(file.fileno())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, Message, Metadata, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import fab_to_proto, run_from_proto
@@ -30,6 +30,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, Sen
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -143,7 +144,7 @@ class FlowerPost(Post):
             "query",
             self._task.task_id,
         )
-        return Message(RecordDict({RECORD: ConfigRecord({CONTENT: content})}), metadata=metadata)  # pyright: ignore[reportCallIssue]
+        return Message(enclosed(content), metadata=metadata)  # pyright: ignore[reportCallIssue]
 
     def reopen(self) -> None:
         """After `PostLost`: end what is left, and start a new run."""
@@ -239,7 +240,7 @@ class FlowerPost(Post):
                 raise PostLost("the run of Flower has not begun")
             try:
                 return question(self._grid)
-            except httpx.TransportError as error:
+            except (httpx.TransportError, ObjectPushError) as error:
                 if attempt == ATTEMPTS or not self._link.running:
                     raise PostLost(f"Flower's SuperLink does not answer ({type(error).__name__})") from error
             except (httpx.HTTPError, RunNotRunningException) as error:
@@ -257,9 +258,19 @@ def _stay_alive(grid: HttpGrid, over: threading.Event) -> None:
             return  # the next question to the grid finds out too
 
 
+def enclosed(content: bytes) -> RecordDict:
+    """Bytes as Flower carries them: as an array, since it sends arrays in pieces and everything else at once."""
+    return RecordDict({RECORD: ArrayRecord({CONTENT: Array("uint8", (len(content),), "bytes", content)})})
+
+
+def disclosed(message: Message) -> bytes | None:
+    """The bytes in a message; None where it has none."""
+    record = message.content.get(RECORD) if message.has_content() else None
+    return record[CONTENT].data if isinstance(record, ArrayRecord) and CONTENT in record else None
+
+
 def _delivery(message: Message) -> Delivery:
     letter = message.metadata.reply_to_message_id
     if message.has_error():
         return Delivery(letter, None, f"{message.error.reason} (Flower's code {message.error.code})")
-    content = message.content.get(RECORD, {}).get(CONTENT) if message.has_content() else None
-    return Delivery(letter, content if isinstance(content, bytes) else None, "an answer without content")
+    return Delivery(letter, disclosed(message), "an answer without content")

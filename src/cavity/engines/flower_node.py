@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -33,8 +33,8 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from cavity.engines.flower import ACQUIRE, CONTENT, HEARTBEAT, LOOPBACK, QUIET, RECORD
-from cavity.engines.processes import Child, free_port, wait_for_port
+from cavity.engines.flower import ACQUIRE, HEARTBEAT, LOOPBACK, QUIET, disclosed, enclosed
+from cavity.engines.processes import Child, free_port, listens, wait_for_port
 from cavity.errors import CavityError
 
 logger = logging.getLogger("cavity")
@@ -42,6 +42,7 @@ logger = logging.getLogger("cavity")
 POLL = 0.25  # seconds between two looks for a message
 AGAIN = 5.0  # seconds before a SuperNode that has ended is started again
 STARTING = 60.0
+LOST = (httpx.HTTPError, RuntimeError, ObjectPullError, ObjectPushError)
 FAREWELL = 4.0  # seconds that the SuperNode has to send the last answer
 
 
@@ -68,10 +69,10 @@ Answer = Callable[[bytes], bytes]
 class FlowerNode:
     """Answers messages until it is told to stop; the SuperNode is started again whenever it has ended."""
 
-    def __init__(self, side: ClientSide, answer: Answer):
-        self._side, self._answer = side, answer
+    def __init__(self, side: ClientSide, answer: Answer, say: Callable[[str], None] = lambda line: None):
+        self._side, self._answer, self._say = side, answer, say
         self._node: Child | None = None
-        self._port = 0
+        self._port, self._told = 0, ""
 
     @property
     def pid(self) -> int | None:
@@ -80,20 +81,29 @@ class FlowerNode:
 
     def serve(self, done: Callable[[], bool]) -> None:
         """Answer until `done`, or until interrupted."""
-        starts = 0
+        log = self._side.folder / "supernode.log"
         try:
             while not done():
-                if starts:
-                    logger.info("the connection has ended; trying again (%s)", self._side.folder / "supernode.log")
-                    _wait(AGAIN, done)
-                starts += 1
+                host, _, port = self._side.server.rpartition(":")
+                if not listens(host, int(port)):
+                    self._tell(f"nobody answers at {self._side.server} yet")
+                before = log.stat().st_size if log.exists() else 0
                 try:
                     self._serve_one_node(done)
                 except CavityError as error:
                     logger.warning("%s", error)
+                if not done():
+                    self._tell(f"{_why_it_ended(log, before)}; trying again")
+                    _wait(AGAIN, done)
         finally:
             if self._node is not None:
                 self._node.end()
+
+    def _tell(self, line: str) -> None:
+        """What the owner should know, once."""
+        if line != self._told:
+            self._told = line
+            self._say(line)
 
     def _serve_one_node(self, done: Callable[[], bool]) -> None:
         side, secret = self._side, secrets.token_bytes(32)
@@ -120,9 +130,15 @@ class FlowerNode:
                 try:
                     task = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
                     if task.token:
+                        self._told = ""
                         self._serve_one_message(task.token)
                         continue
-                except (httpx.HTTPError, RuntimeError, ObjectPullError) as error:  # the server will ask again
+                except (
+                    httpx.HTTPError,
+                    RuntimeError,
+                    ObjectPullError,
+                    ObjectPushError,
+                ) as error:  # the server will ask again
                     logger.warning("a message was lost: %s: %s", type(error).__name__, error)
                 time.sleep(POLL)
         self._node.end()
@@ -130,10 +146,8 @@ class FlowerNode:
     def _serve_one_message(self, token: str) -> None:
         with self._client(RuntimeTokenHttpInterceptor(token)) as client, _signs_of_life(client):
             message, context, _, _ = pull_task_input(client)
-            content = message.content.get(RECORD, {}).get(CONTENT) if message.has_content() else None
-            answer = self._answer(content if isinstance(content, bytes) else b"")
-            reply = Message(RecordDict({RECORD: ConfigRecord({CONTENT: answer})}), reply_to=message)
-            push_message(client, reply, context)
+            answer = self._answer(disclosed(message) or b"")
+            push_message(client, Message(enclosed(answer), reply_to=message), context)
             _finish(client, context)
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:
@@ -162,6 +176,24 @@ def _signs_of_life(client: RuntimeHttpClient) -> Any:
     finally:
         over.set()
         thread.join()
+
+
+ENDS = {  # what Flower's log says -> what it means
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not from this study's authority: other keys are needed",
+    "Failed to activate SuperNode": (
+        "the server does not let this key in: it is not registered there, or another client has it now "
+        "(one that was killed counts as gone after a minute)"
+    ),
+}
+
+
+def _why_it_ended(log: Path, start: int) -> str:
+    """From what the SuperNode has written since."""
+    with open(log, "rb") as file:
+        file.seek(start)
+        written = file.read().decode(errors="replace")
+    found = [meaning for words, meaning in ENDS.items() if words in written]
+    return found[0] if found else f"the connection has ended (Flower's log is {log})"
 
 
 def _wait(seconds: float, done: Callable[[], bool]) -> None:

@@ -91,6 +91,15 @@ def require_free_port(host: str, port: int) -> None:
             raise CavityError(f"{host}:{port} cannot be listened at: {error.strerror}; give another --port") from None
 
 
+def listens(host: str, port: int) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        socket.create_connection((host.strip("[]"), port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def wait_for_port(child: Child, host: str, port: int, seconds: float, what: str) -> None:
     """Wait until somebody listens there.
 
@@ -99,10 +108,8 @@ def wait_for_port(child: Child, host: str, port: int, seconds: float, what: str)
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.settimeout(1.0)
-            if probe.connect_ex((host, port)) == 0 and child.running:
-                return
+        if listens(host, port) and child.running:
+            return
         if not child.running:
             raise CavityError(f"{what} has ended; its log says why (is port {port} taken?)")
         time.sleep(0.2)

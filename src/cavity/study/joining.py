@@ -19,9 +19,9 @@ from cavity.store.directory import write_atomically
 from cavity.study.building import client_data, study_algorithm, study_scaling, sums
 from cavity.study.checking import name_findings
 from cavity.study.findings import Severity, refuse
+from cavity.study.networked import check_for_network, foreign_types, identity_of
 from cavity.study.scaling import Scaling
 from cavity.study.schema import Study
-from cavity.study.serving import check_for_network, foreign_types, identity_of
 from cavity.study.table import Table
 
 RESULTS = "results"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import types
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,10 +116,11 @@ def _makes_models(maker: Any) -> bool:
     """
     if isinstance(maker, type):
         return issubclass(maker, (Model, LatentModel))
-    if not isinstance(maker, types.FunctionType):
+    function = inspect.unwrap(maker) if callable(maker) else maker  # it may be cached
+    if not isinstance(function, types.FunctionType):
         return False
     try:
-        promised = get_type_hints(maker).get("return")
+        promised = get_type_hints(function).get("return")
     except (NameError, TypeError):
         return False
     return isinstance(promised, type) and issubclass(promised, (Model, LatentModel))

@@ -7,37 +7,36 @@ is started again on the same directory goes on from there.
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cavity import federation, ledger, results, running, wire
+from cavity import federation, results, running
 from cavity.engines.clientele import Clientele, Terms
-from cavity.engines.letters import Identity, Kind, Setting, Sign, Verify, unsigned
+from cavity.engines.letters import Kind, Setting, Sign, Verify, unsigned
 from cavity.engines.local import LocalEngine
 from cavity.engines.network import NetworkEngine
 from cavity.engines.post import Post
-from cavity.errors import CavityError, StudyError
+from cavity.errors import CavityError
 from cavity.federation import Record, Stopping
 from cavity.fit import Fit
-from cavity.interfaces import Algorithm, LatentModel, RowAlgorithm
-from cavity.schedules import Synchronous
-from cavity.state import ServerState
+from cavity.interfaces import Algorithm, LatentModel
+from cavity.state import ClientState, ServerState
 from cavity.store.directory import HISTORY, RunDirectory, write_atomically
-from cavity.study.building import study_algorithm, study_scaling, study_schedule
-from cavity.study.folders import STOP, WITHDRAW, Requests, write_status
-from cavity.study.identity import settings
+from cavity.study.building import study_algorithm, study_schedule
+from cavity.study.folders import write_status
+from cavity.study.members import Members
+from cavity.study.networked import check_for_network, foreign_types, identity_of
+from cavity.study.preparing import Preparing
 from cavity.study.running import POSTERIOR, STUDY, SUMMARY, VERSIONS, open_run, write_results
-from cavity.study.scaling import Scaling, Sums
 from cavity.study.schema import Study
 
-RUN, SUMS, START, WITHDRAWN = "run.txt", "sums.npz", "start.npz", "withdrawn.json"
+RUN = "run.txt"
 FAREWELL = 60.0  # seconds that clients have to fetch the results
 
 
@@ -58,31 +57,6 @@ class Manner:
     sign: Sign = unsigned
     verify: dict[str, Verify] | None = None
     say: Callable[[str], None] = lambda line: None
-
-
-def identity_of(study: Study) -> Identity:
-    """A study as letters know it."""
-    return Identity(study.hash, json.dumps(settings(study)))
-
-
-def check_for_network(study: Study) -> None:
-    """Raise StudyError where a study's method is not for a network."""
-    if study.algorithm.method == "sfvi":
-        raise StudyError(
-            "algorithm.method: SFVI takes thousands of exchanges, which is for one machine (`cavity run`); on a "
-            "network use SFVI-Avg, method = 'sfvi-avg'"
-        )
-
-
-def foreign_types(study: Study) -> frozenset[type]:
-    """Classes from outside Cavity that messages of a study's own model may hold."""
-    algorithm = study_algorithm(study, _any_scaling(study))
-    parts = (algorithm, algorithm.scout) if algorithm.scout is not None else (algorithm,)
-    return frozenset(wire.types_beside(parts))
-
-
-def _any_scaling(study: Study) -> Scaling:
-    return Scaling() if study.federated_columns else study_scaling(study)
 
 
 def run_id(directory: Path) -> str:
@@ -122,7 +96,6 @@ class StudyServer:
         self._study, self._directory, self._manner = study, directory, manner
         self._resuming = RunDirectory(directory).has_checkpoint
         open_run(directory, study, text, resume=self._resuming)
-        self._requests = Requests(directory)
         terms = Terms(
             identity_of(study),
             run_id(directory),
@@ -132,26 +105,35 @@ class StudyServer:
             foreign_types(study),
             manner.seconds,
         )
-        self._clientele = Clientele(post, terms, reopen=reopen, asked=self._interrupted, say=self._say)
         self._seen: dict[str, Any] = {"state": "waiting"}
-        self._withdrawn: list[str] = self._read_json(WITHDRAWN, [])
+        self._clientele = Clientele(post, terms, reopen=reopen, asked=lambda: self._members.interrupted, say=self._say)
+        self._members = Members(study.clients, directory, self._clientele, self._say)
 
     def run(self) -> Fit | None:
         """The study until its end; None if it was stopped before it began."""
         self._gather()
-        setting = None if self._stopping() else self._setting()
+        preparing = Preparing(
+            self._study,
+            self._directory,
+            self._clientele,
+            self._members,
+            gather=self._gather,
+            engine=self._engine,
+            say=self._say,
+        )
+        setting = None if self._members.stopping else preparing.setting()
         if setting is None:
             self._stopped()
             return None
-        algorithm = self._algorithm(setting)
-        fit = self._opened(algorithm)
-        engine = self._engine(algorithm, setting, fit)
+        algorithm = study_algorithm(self._study, setting.scaling)
+        fit = self._opened(algorithm if setting.start is None else algorithm.starting_at(setting.start))
+        engine = self._engine(fit.algorithm, setting, fit.client_states)
         self._see(state="running")
         try:
             fit = self._rounds(fit, engine)
         finally:
             engine.close()
-        if self._stopping():
+        if self._members.stopping:
             self._stopped()
             return fit
         write_results(fit, self._directory)
@@ -160,75 +142,55 @@ class StudyServer:
         return fit
 
     def _stopped(self) -> None:
-        self._requests.done(STOP)
+        self._members.stopped()
         self._say("stopped; start the server again to go on", state="stopped")
 
-    def _gather(self) -> None:
-        """Wait for those who are to begin. Who leaves meanwhile is not waited for."""
-        while not self._stopping():
-            allowed = self._allowed()
-            least = self._least()
-            if len(self._clientele.wait_for(allowed, least)) >= least or (self._resuming and self._interrupted()):
-                return
-            self._withdraw_early()
-
-    def _withdraw_early(self) -> None:
-        """Before the first round there is nothing to forget."""
-        asked = [request.removeprefix(WITHDRAW) for request in self._requests.pending() if request != STOP]
-        for name in [*asked, *self._clientele.leaving]:
-            self._note_withdrawn(name)
-            self._say(f"{name} takes no part")
-
-    def _note_withdrawn(self, name: str) -> None:
-        if name not in self._withdrawn:
-            self._withdrawn.append(name)
-            write_atomically(self._directory / WITHDRAWN, json.dumps(self._withdrawn).encode())
-        self._requests.done(WITHDRAW + name)
-        self._clientele.leaving.discard(name)
-
-    def _least(self) -> int:
-        """How many are needed to begin."""
-        allowed = len(self._allowed())
-        if allowed == 0:
-            raise CavityError("all clients have been withdrawn")
-        return min(self._manner.min_clients or allowed, allowed)
+    def _gather(self) -> int:
+        """Wait for those who are to begin, and say how many they must be. Who leaves meanwhile is not waited for."""
+        while True:
+            least = self._members.least(self._manner.min_clients)
+            found = self._clientele.wait_for(self._members.allowed, least)
+            if len(found) >= least or self._members.stopping or (self._resuming and self._members.interrupted):
+                return least
+            self._members.withdraw_early()
 
     def _rounds(self, fit: Fit, engine: NetworkEngine) -> Fit:
+        """Rounds until the end; whenever members come or go, as many again."""
         rounds = fit.algorithm.planned_rounds if self._study.run.rounds is None else self._study.run.rounds
-        stopping = Stopping(rounds, self._study.run.tolerance, asked=self._has_to_pause)
+        stopping = Stopping(rounds, self._study.run.tolerance)
         while True:
-            self._members = fit.server.names
-
-            def checkpoint(server: ServerState, history: list[Record], fit: Fit = fit) -> None:
-                states = engine.client_states()
-                now = replace(fit, server=server, history=history, client_states=states)
-                RunDirectory(self._directory).write(running.saved(now), history)
-
-            server, history, stopped = federation.run(
-                fit.algorithm,
-                engine,
-                fit.schedule,
-                fit.server,
-                fit.history,
-                stopping,
-                observers=[lambda record, server: self._after_round(record, server, engine)],
-                checkpoint=checkpoint,
-                checkpoint_seconds=0.0,
-                write_ahead=True,
-            )
-            fit = replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
-            if stopped != "asked" or self._stopping():
+            fit = self._until_members_change(fit, engine, stopping)
+            if fit.stopped != "asked" or self._members.stopping:
                 return fit
-            server = self._changed_members(fit.algorithm, fit.server)
-            if not set(server.names) & set(self._study.clients):
-                raise CavityError("all clients have left or been withdrawn; there is nothing to go on with")
+            server = self._members.changed(fit.algorithm, fit.server)
             if server is not fit.server:
                 fit = replace(fit, server=replace(server, schedule=fit.schedule.init(server.names)))
-                done = len(history)
+                done = len(fit.history)
                 stopping = replace(stopping, rounds=done + rounds, at_least=done + 1)
-                checkpoint(fit.server, history, fit)
+                self._write(fit)
 
-    def _after_round(self, record: Record, server: ServerState, engine: NetworkEngine) -> None:
+    def _until_members_change(self, fit: Fit, engine: NetworkEngine, stopping: Stopping) -> Fit:
+        def checkpoint(server: ServerState, history: list[Record]) -> None:
+            self._write(replace(fit, server=server, history=history, client_states=engine.client_states()))
+
+        server, history, stopped = federation.run(
+            fit.algorithm,
+            engine,
+            fit.schedule,
+            fit.server,
+            fit.history,
+            replace(stopping, asked=lambda: self._members.have_changed(fit.server.names)),
+            observers=[self._after_round],
+            checkpoint=checkpoint,
+            checkpoint_seconds=0.0,
+            write_ahead=True,
+        )
+        return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
+
+    def _write(self, fit: Fit) -> None:
+        RunDirectory(self._directory).write(running.saved(fit), fit.history)
+
+    def _after_round(self, record: Record, server: ServerState) -> None:
         moved = record["residual"]
         told = "" if moved != moved else f", residual {moved:.1e}"
         self._say(f"round {record['round']}{told}", round=record["round"], residual=told.removeprefix(", residual "))
@@ -239,122 +201,23 @@ class StudyServer:
         if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
             self._clientele.wait_for(members, len(members))
 
-    def _changed_members(self, algorithm: Algorithm, server: ServerState) -> ServerState:
-        """Withdraw who is to go, and take in who has come."""
-        asked = [request.removeprefix(WITHDRAW) for request in self._requests.pending() if request != STOP]
-        # the list comes first: one that is on it and still a member was cut short by a crash
-        for name in dict.fromkeys([*asked, *sorted(self._clientele.leaving), *self._withdrawn]):
-            self._note_withdrawn(name)
-            if name in server.clients and name in self._study.clients:
-                server = withdrawn(algorithm, server, name)
-                self._say(f"{name} is withdrawn; the others go on without it")
-        for name in self._newcomers(server.names):
-            server = ledger.join(algorithm, server, name)
-            server = replace(server, method=algorithm.initial_method(len(server.clients)))
-            self._say(f"{name} has joined")
-        return server
-
-    def _newcomers(self, members: tuple[str, ...]) -> list[str]:
-        here = self._clientele.here()
-        return [name for name in self._allowed() if name in here and name not in members]
-
-    def _allowed(self) -> list[str]:
-        return [name for name in self._study.clients if name not in self._withdrawn]
-
-    def _interrupted(self) -> bool:
-        return bool(self._requests.pending() or self._clientele.leaving)
-
-    def _has_to_pause(self) -> bool:
-        leftover = any(name in self._members for name in self._withdrawn)
-        return self._interrupted() or leftover or bool(self._newcomers(self._members))
-
-    def _setting(self) -> Setting | None:
-        """Scaling and start, each found once and kept; None if the server is to stop meanwhile."""
-        scaling = self._scaling()
-        if scaling is None:
-            return None
-        setting = Setting(scaling)
-        scout = study_algorithm(self._study, scaling).scout
-        if scout is None:
-            return setting
-        file = self._directory / START
-        if not file.exists():
-            found = self._scouted(scout, setting)
-            if found is None:
-                return None
-            write_atomically(file, wire.to_bytes(found))
-        return replace(setting, start=wire.from_bytes(file.read_bytes(), self._clientele.terms.types))
-
-    def _scaling(self) -> Scaling | None:
-        """From the sums of those that are here at the beginning; who comes later computes with the same."""
-        study, file = self._study, self._directory / SUMS
-        if not study.federated_columns:
-            return study_scaling(study)
-        while not file.exists():
-            if self._stopping():
-                return None
-            found = self._sums()
-            if found is not None:
-                write_atomically(file, wire.to_bytes(found))
-        return study_scaling(study, list(wire.from_bytes(file.read_bytes()).values()))
-
-    def _sums(self) -> dict[str, Sums] | None:
-        self._gather()
-        here = [name for name in self._allowed() if name in self._clientele.here()]
-        letters = self._clientele.ask_all(Kind.SUMS, here, {}, self._manner.seconds)
-        found: dict[str, Any] = {name: letters[name].body.get("sums") for name in here if name in letters}
-        usable = {name: sums for name, sums in found.items() if self._usable(name, sums)}
-        if len(usable) < self._least():
-            self._clientele.sleep(1.0)
-            return None
-        self._say(f"the sums of {len(usable)} clients give the scaling of {', '.join(self._study.federated_columns)}")
-        return usable
-
-    def _usable(self, name: str, sums: Any) -> bool:
-        width = (len(self._study.federated_columns),)
-        fits = isinstance(sums, Sums) and sums.columns == self._study.federated_columns
-        fits = fits and np.shape(sums.sum) == width and np.shape(sums.sum_of_squares) == width
-        if not fits:
-            self._say(f"the sums of {name} are refused: they are not those that the study asks for")
-        return fits
-
-    def _scouted(self, scout: Any, setting: Setting) -> Any:
-        """The start that the scout finds, over the same network."""
-        here, schedule = self._clientele.here(), Synchronous()
-        names = [name for name in self._allowed() if name in here]
-        engine = self._engine(scout, replace(setting, scouting=True), None)
-        server = federation.open_federation(scout, schedule, [*names, *scout.model.server_rows()], self._study.run.seed)
-        self._say("searching for a start")
-        stopping = Stopping(running.SCOUT_ROUNDS, running.SCOUT_TOLERANCE, asked=self._stopping)
-        server, history, stopped = federation.run(scout, engine, schedule, server, [], stopping)
-        self._say(f"a start was found in {len(history)} rounds")
-        return None if stopped == "asked" else server.posterior
-
-    def _stopping(self) -> bool:
-        return STOP in self._requests.pending()
-
-    def _algorithm(self, setting: Setting) -> Algorithm:
-        algorithm = study_algorithm(self._study, setting.scaling)
-        return algorithm if setting.start is None else algorithm.starting_at(setting.start)
-
     def _opened(self, algorithm: Algorithm) -> Fit:
         schedule = study_schedule(self._study)
         if self._resuming:
             fit = results.load(self._directory, algorithm=algorithm, schedule=schedule)
             self._say(f"going on after round {len(fit.history)}")
             return fit
-        here = self._clientele.here()
-        names = [name for name in self._allowed() if name in here]
-        everybody = [*names, *self._own_rows(algorithm)]
+        everybody = [*self._members.here, *self._own_rows(algorithm)]
         server = federation.open_federation(algorithm, schedule, everybody, self._study.run.seed)
         return Fit(algorithm, server, [], "rounds", schedule)
 
     def _own_rows(self, algorithm: Any) -> dict[str, Any]:
         return {} if isinstance(algorithm.model, LatentModel) else algorithm.model.server_rows()
 
-    def _engine(self, algorithm: Algorithm, setting: Setting, fit: Fit | None) -> NetworkEngine:
+    def _engine(
+        self, algorithm: Algorithm, setting: Setting, states: Mapping[str, ClientState] | None = None
+    ) -> NetworkEngine:
         rows = self._own_rows(algorithm)
-        states = None if fit is None else fit.client_states
         own = LocalEngine(algorithm, rows, seed=self._study.run.seed, states=states) if rows else None
         least = self._manner.min_clients or 1
         return NetworkEngine(algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows))
@@ -378,19 +241,6 @@ class StudyServer:
         self._seen |= values
         connected = sorted(self._clientele.homes)
         write_status(self._directory, **self._seen, connected=connected, study=self._study.id)
-
-    def _read_json(self, name: str, otherwise: Any) -> Any:
-        file = self._directory / name
-        return json.loads(file.read_text()) if file.exists() else otherwise
-
-
-def withdrawn(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
-    """Without this client: forgotten, where the method has rows; else it only takes no further part."""
-    server = ledger.abandon(server, server.names)
-    if isinstance(algorithm, RowAlgorithm):
-        return ledger.withdraw(algorithm, server, name)
-    clients = {key: record for key, record in server.clients.items() if key != name}
-    return replace(server, clients=clients, rows={key: row for key, row in server.rows.items() if key != name})
 
 
 def server_log(directory: str | os.PathLike[str]) -> Path:
