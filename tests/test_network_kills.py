@@ -4,9 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +12,7 @@ pytest.importorskip("flwr")
 
 from cavity.study.keys import make_keys
 from tests.network import CAVITY, Network, study_text
+from tests.network_faults import dying, ends
 from tests.studies import TRIAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
@@ -22,22 +21,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
 LONG = "[algorithm]\ndamping = { fixed = 0.5 }\n[run]\ntolerance = 1e-12\nrounds = 1000\n"
 
 
-def dying(moment, count):
-    """The command that kills itself at a moment."""
-    return sys.executable, str(Path(__file__).with_name("killed.py")), moment, str(count)
-
-
 def test_whoever_is_killed(tmp_path):
     """One after the other, and each is started again: nothing counts twice, nothing is lost."""
     with Network(tmp_path, study_text(2, LONG)) as network:
         network.start("server", program=dying("received", 4))
         network.start("york", program=dying("computed", 2))
         network.start("leeds")
-        assert network.processes["york"].wait(120) == -signal.SIGKILL  # between computing and sending
+        ends(network, "york")  # between computing and sending
         network.start("york")
-        assert network.processes["server"].wait(120) == -signal.SIGKILL  # between receiving and writing
+        ends(network, "server")  # between receiving and writing
         network.start("server", program=dying("noted", 3))
-        assert network.processes["server"].wait(120) == -signal.SIGKILL  # between writing and sending
+        ends(network, "server")  # between writing and sending
         network.start("server")
         network.wait_for("going on after round", times=2)
         network.wait_for("york is connected", times=2)

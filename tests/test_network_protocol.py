@@ -22,7 +22,7 @@ from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyErro
 from cavity.ledger import is_proper
 from cavity.state import Answer, ClientState, Pending, Report
 from cavity.store.directory import RunDirectory
-from cavity.study import members, networked, parse_study
+from cavity.study import networked, parse_study
 from cavity.study.folders import STOP, WITHDRAW, Requests, only_one, read_status
 from cavity.study.joining import first_words, site_of
 from cavity.study.running import run_study
@@ -56,8 +56,8 @@ tolerance = 1e-18
 rounds = 60
 """
 FEDERATED = STUDY.replace('id = "line-1"', 'id = "line-1"\nscaling = "federated"')
-
-SLOW = STUDY + "\n[algorithm]\ndamping = { fixed = 0.5 }\n"
+DAMPED = "\n[algorithm]\ndamping = { fixed = 0.5 }\n"
+SLOW = STUDY + DAMPED
 
 
 def tables():
@@ -320,14 +320,16 @@ class TestStudies:
         assert any("refused this client's last reply: its change holds a NaN" in line for line in house.said)
         assert gap(fit.posterior, house.alone()) < 1e-9
 
+    @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
     @pytest.mark.parametrize("how", ["withdrawn", "leaving"])
-    def test_a_client_is_forgotten(self, tmp_path, how):
-        house, leaving = House(tmp_path, SLOW), []
+    def test_a_client_is_forgotten(self, tmp_path, how, text):
+        """Its sums, too: the run begins anew where they gave the scaling."""
+        house, leaving = House(tmp_path, text), []
         house.post.workers["york"] = house.worker("york", leaving=lambda: bool(leaving)).answer
         server = house.server()
 
         def after_round(record, state):
-            if record["round"] == 4:
+            if record["round"] == 2:
                 if how == "withdrawn":
                     Requests(tmp_path / "run").put(WITHDRAW + "york")
                 else:
@@ -350,7 +352,7 @@ class TestStudies:
 
         server._after_round = after_round
         with monkeypatch.context() as patch:
-            patch.setattr(members, "without", lambda *args: 1 / 0)
+            patch.setattr(ledger, "withdraw", lambda *args: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 server.run()
         assert Requests(tmp_path / "run").pending() == []
@@ -382,14 +384,16 @@ class TestStudies:
         assert any("a fault there: ZeroDivisionError" in line for line in house.said)
         assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
 
-    def test_a_late_client_joins(self, tmp_path):
-        house = House(tmp_path, SLOW, min_clients=2)
+    @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
+    def test_a_late_client_joins(self, tmp_path, text):
+        house = House(tmp_path, text, min_clients=2)
         late = house.post.workers.pop("hull")
         server = house.server()
 
         def after_round(record, state):
-            if record["round"] == 4:
+            if record["round"] == 2:
                 house.post.workers["hull"] = late
+                house.post.sleep(5.0)
 
         server._after_round = after_round
         fit = server.run()
@@ -554,6 +558,25 @@ def test_models_of_ones_own(tmp_path, monkeypatch, text, restarting):
     assert distance(fit.posterior, reference.posterior) < 1e-6
     kept = list((tmp_path / "leeds" / "runs").glob("*/*.npz")) if (tmp_path / "leeds" / "runs").exists() else []
     assert len(kept) == (2 if text is AVERAGED else 0)  # only what the server does not have
+
+
+@pytest.mark.slow
+def test_a_method_without_rows_forgets_by_beginning_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "tables", own_models.ward_tables)
+    house = House(tmp_path, AVERAGED)
+    server, told = house.server(), house.said
+
+    def after_round(record, state):
+        if record["round"] == 1 and "york" in state.names:
+            Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+    server._after_round = after_round
+    fit = server.run()
+    assert "beginning anew" in told
+    study = replace(house.study, clients=("leeds",))
+    reference = run_study(study, {"leeds": house.tables["leeds"]})
+    assert len(fit.history) == len(reference.history)
+    assert distance(fit.posterior, reference.posterior) < 1e-6
 
 
 def test_a_message_is_written_down_before_it_is_sent():

@@ -10,8 +10,6 @@ code 1 at the first fault that does harm.
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -22,86 +20,11 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.network import Network, study_text
-from tests.test_network_kills import LONG, dying
+from tests.network_faults import FAULTS
+from tests.test_network_kills import LONG
 from tests.test_network_protocol import play_schedules
 
 BAR = 1e-8  # nats
-
-
-def client_in_a_round(network):
-    network.start_all()
-    network.wait_for("round 2,")
-    network.kill("york")
-    network.start("york")
-
-
-def client_between_computing_and_sending(network):
-    network.start("server")
-    network.start("leeds")
-    network.start("york", program=dying("computed", 3))
-    ends(network, "york")
-    network.start("york")
-
-
-def client_whose_disk_is_wiped(network):
-    network.start_all()
-    network.wait_for("round 2,")
-    network.kill("york")
-    shutil.rmtree(network.folder / "york" / "site")
-    network.start("york")
-
-
-def server_in_a_round(network):
-    network.start_all()
-    network.wait_for("round 2,")
-    network.kill("server")
-    network.start("server")
-
-
-def server_between_receiving_and_writing(network):
-    network.start("server", program=dying("received", 3))
-    network.start("leeds")
-    network.start("york")
-    ends(network, "server")
-    network.start("server")
-
-
-def server_between_writing_and_sending(network):
-    network.start("server", program=dying("noted", 5))
-    network.start("leeds")
-    network.start("york")
-    ends(network, "server")
-    network.start("server")
-
-
-def superlink(network):
-    network.start_all()
-    network.wait_for("round 2,")
-    os.kill(network.superlink(), signal.SIGKILL)
-
-
-def everybody_at_once(network):
-    network.start_all()
-    network.wait_for("round 3,")
-    for who in ("leeds", "server", "york"):
-        network.kill(who)
-    network.start_all()
-
-
-FAULTS = (
-    client_in_a_round,
-    client_between_computing_and_sending,
-    client_whose_disk_is_wiped,
-    server_in_a_round,
-    server_between_receiving_and_writing,
-    server_between_writing_and_sending,
-    superlink,
-    everybody_at_once,
-)
-
-
-def ends(network, who):
-    assert network.processes[who].wait(300) == -signal.SIGKILL, network.said(who)
 
 
 def processes() -> None:

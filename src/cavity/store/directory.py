@@ -58,6 +58,11 @@ class RunDirectory:
         lines = "".join(json.dumps(record) + "\n" for record in history)
         write_atomically(self.path / HISTORY, lines.encode())
 
+    def clear(self) -> None:
+        """Forget the checkpoint; there is nothing to resume from then."""
+        for name in (CHECKPOINT, HISTORY):
+            (self.path / name).unlink(missing_ok=True)
+
     def read(self, types: Iterable[type] = (), name: str = CHECKPOINT) -> tuple[PyTree, list[dict[str, Any]]]:
         """State and history of the last checkpoint, or of a file that `write_fit` wrote."""
         path = self.path / name

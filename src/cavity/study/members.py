@@ -14,6 +14,7 @@ from cavity.interfaces import Algorithm, RowAlgorithm
 from cavity.state import ServerState
 from cavity.store.directory import write_atomically
 from cavity.study.folders import STOP, WITHDRAW, Requests
+from cavity.study.schema import Study
 
 WITHDRAWN = "withdrawn.json"
 
@@ -22,21 +23,21 @@ class Members:
     """The clients of a run, and what is asked of it.
 
     Args:
-        names: the study's list.
+        study: what was agreed.
         directory: of the run; who was withdrawn is written there, and stays so.
         clientele: who is connected, and who wants to leave.
         say: life signs.
     """
 
-    def __init__(self, names: Sequence[str], directory: Path, clientele: Clientele, say: Callable[[str], None]):
-        self._names, self._file, self._clientele, self._say = tuple(names), directory / WITHDRAWN, clientele, say
+    def __init__(self, study: Study, directory: Path, clientele: Clientele, say: Callable[[str], None]):
+        self._study, self._file, self._clientele, self._say = study, directory / WITHDRAWN, clientele, say
         self._requests = Requests(directory)
         self._withdrawn: list[str] = json.loads(self._file.read_text()) if self._file.exists() else []
 
     @property
     def allowed(self) -> list[str]:
         """All but the withdrawn."""
-        return [name for name in self._names if name not in self._withdrawn]
+        return [name for name in self._study.clients if name not in self._withdrawn]
 
     @property
     def here(self) -> list[str]:
@@ -66,11 +67,25 @@ class Members:
 
     def have_changed(self, taking_part: Sequence[str]) -> bool:
         """Whether somebody is to go or has come since."""
-        leftover = any(name in taking_part for name in self._withdrawn)
-        return self.interrupted or leftover or bool(self._newcomers(taking_part))
+        return self.interrupted or bool(self._leftover(taking_part) or self._newcomers(taking_part))
+
+    def need_new_run(self, algorithm: Algorithm, server: ServerState) -> bool:
+        """Whether a change of members makes all that was computed worthless.
+
+        A scaling by the sums of all is another one then; and a method without rows cannot take a client out again.
+        """
+        scaled, has_rows = bool(self._study.federated_columns), isinstance(algorithm, RowAlgorithm)
+        gone = {*self._asked_to_go(), *self._withdrawn} & set(server.names)
+        come = self._newcomers(server.names)
+        if not (scaled and (gone or come)) and not (gone and not has_rows):
+            return False
+        self.withdraw_early()
+        for name in come:
+            self._say(f"{name} has come")
+        return True
 
     def withdraw_early(self) -> None:
-        """Before the first round there is nothing to forget."""
+        """From the list alone; where there is no round yet, there is nothing else to forget."""
         for name in self._asked_to_go():
             self._note(name)
             self._say(f"{name} takes no part")
@@ -80,14 +95,15 @@ class Members:
         # the list comes first: one that is on it and still a member was cut short by a crash
         for name in dict.fromkeys([*self._asked_to_go(), *self._withdrawn]):
             self._note(name)
-            if name in server.clients and name in self._names:
-                server = without(algorithm, server, name)
+            if name in self._leftover(server.names):
+                assert isinstance(algorithm, RowAlgorithm)  # others begin anew
+                server = ledger.withdraw(algorithm, ledger.abandon(server, server.names), name)
                 self._say(f"{name} is withdrawn; the others go on without it")
         for name in self._newcomers(server.names):
             server = ledger.join(algorithm, server, name)
             server = replace(server, method=algorithm.initial_method(len(server.clients)))
             self._say(f"{name} has joined")
-        if not set(server.names) & set(self._names):
+        if not set(server.names) & set(self._study.clients):
             raise CavityError("all clients have left or been withdrawn; there is nothing to go on with")
         return server
 
@@ -102,14 +118,8 @@ class Members:
         self._requests.done(WITHDRAW + name)
         self._clientele.leaving.discard(name)
 
+    def _leftover(self, taking_part: Sequence[str]) -> list[str]:
+        return [name for name in self._withdrawn if name in taking_part and name in self._study.clients]
+
     def _newcomers(self, taking_part: Sequence[str]) -> list[str]:
         return [name for name in self.here if name not in taking_part]
-
-
-def without(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
-    """Without this client: forgotten, where the method has rows; else it only takes no further part."""
-    server = ledger.abandon(server, server.names)
-    if isinstance(algorithm, RowAlgorithm):
-        return ledger.withdraw(algorithm, server, name)
-    clients = {key: record for key, record in server.clients.items() if key != name}
-    return replace(server, clients=clients, rows={key: row for key, row in server.rows.items() if key != name})

@@ -1,7 +1,7 @@
 """What a study over a network needs before its first round: the scaling of its columns, and a start to go out from.
 
-Each is found once, from the clients that are there at the beginning, and kept in the run's directory: who comes later
-computes with the same.
+Each is found once, from the clients that begin, and kept in the run's directory. A client sends its sums once, also
+where the run has to begin anew because the others have changed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,14 @@ class Preparing:
         self._study, self._directory, self._clientele, self._members = study, directory, clientele, members
         self._gather, self._engine, self._say = gather, engine, say
 
-    def setting(self) -> Setting | None:
-        """Scaling and start; None if the server is to stop meanwhile."""
-        scaling = self._scaling()
+    @property
+    def names(self) -> list[str]:
+        """Who begins: those whose sums gave the scaling, or all that are here."""
+        return list(self._known()) if self._study.federated_columns else self._members.here
+
+    def setting(self, *, resuming: bool) -> Setting | None:
+        """Scaling and start, as they are if a run is resumed; None if the server is to stop meanwhile."""
+        scaling = self._scaling(resuming)
         if scaling is None:
             return None
         scout, file = study_algorithm(self._study, scaling).scout, self._directory / START
@@ -69,21 +74,27 @@ class Preparing:
             write_atomically(file, wire.to_bytes(found))
         return Setting(scaling, start=wire.from_bytes(file.read_bytes(), self._clientele.terms.types))
 
-    def _scaling(self) -> Scaling | None:
-        study, file = self._study, self._directory / SUMS
+    def _scaling(self, resuming: bool) -> Scaling | None:
+        study = self._study
         if not study.federated_columns:
             return study_scaling(study)
-        while not file.exists():
+        known = self._known()
+        while not resuming:
             least = self._gather()
             if self._members.stopping:
                 return None
-            found = self._sums(self._members.here)
-            if len(found) >= least:
-                self._say(f"the sums of {len(found)} clients give the scaling of {', '.join(study.federated_columns)}")
-                write_atomically(file, wire.to_bytes(found))
-            else:
-                self._clientele.sleep(1.0)
-        return study_scaling(study, list(wire.from_bytes(file.read_bytes()).values()))
+            known = {name: known[name] for name in self._members.allowed if name in known}  # who has left is forgotten
+            known |= self._sums([name for name in self._members.here if name not in known])
+            if len(known) >= least:
+                self._say(f"the sums of {len(known)} clients give the scaling of {', '.join(study.federated_columns)}")
+                write_atomically(self._directory / SUMS, wire.to_bytes(known))
+                break
+            self._clientele.sleep(1.0)
+        return study_scaling(study, list(known.values()))
+
+    def _known(self) -> dict[str, Sums]:
+        file = self._directory / SUMS
+        return wire.from_bytes(file.read_bytes()) if file.exists() else {}
 
     def _sums(self, names: Sequence[str]) -> dict[str, Sums]:
         """Those that can be used, by client."""
@@ -101,8 +112,8 @@ class Preparing:
 
     def _start(self, scout: Any, setting: Setting) -> Any:
         """What the scout finds, over the same network."""
-        schedule, names = Synchronous(), self._members.here
-        server = federation.open_federation(scout, schedule, [*names, *scout.model.server_rows()], self._study.run.seed)
+        schedule, everybody = Synchronous(), [*self.names, *scout.model.server_rows()]
+        server = federation.open_federation(scout, schedule, everybody, self._study.run.seed)
         self._say("searching for a start")
         stopping = Stopping(running.SCOUT_ROUNDS, running.SCOUT_TOLERANCE, asked=lambda: self._members.stopping)
         engine = self._engine(scout, setting)

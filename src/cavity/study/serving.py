@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from cavity.study.building import study_algorithm, study_schedule
 from cavity.study.folders import write_status
 from cavity.study.members import Members
 from cavity.study.networked import check_for_network, foreign_types, identity_of
-from cavity.study.preparing import Preparing
+from cavity.study.preparing import START, Preparing
 from cavity.study.running import POSTERIOR, STUDY, SUMMARY, VERSIONS, open_run, write_results
 from cavity.study.schema import Study
 
@@ -60,11 +60,16 @@ class Manner:
 
 
 def run_id(directory: Path) -> str:
-    """Which run of the study this directory holds; made up once."""
+    """Which run of the study this directory holds."""
     file = directory / RUN
-    if not file.exists():
-        write_atomically(file, uuid.uuid4().hex.encode())
-    return file.read_text()
+    return file.read_text() if file.exists() else new_run(directory)
+
+
+def new_run(directory: Path) -> str:
+    """A name for it, made up and written down."""
+    name = uuid.uuid4().hex
+    write_atomically(directory / RUN, name.encode())
+    return name
 
 
 class StudyServer:
@@ -94,7 +99,6 @@ class StudyServer:
         if manner.min_clients is not None and not 1 <= manner.min_clients <= most:
             raise CavityError(f"--min-clients lies between 1 and {most}, not {manner.min_clients}")
         self._study, self._directory, self._manner = study, directory, manner
-        self._resuming = RunDirectory(directory).has_checkpoint
         open_run(directory, study, text, resume=self._resuming)
         terms = Terms(
             identity_of(study),
@@ -107,11 +111,23 @@ class StudyServer:
         )
         self._seen: dict[str, Any] = {"state": "waiting"}
         self._clientele = Clientele(post, terms, reopen=reopen, asked=lambda: self._members.interrupted, say=self._say)
-        self._members = Members(study.clients, directory, self._clientele, self._say)
+        self._members = Members(study, directory, self._clientele, self._say)
 
     def run(self) -> Fit | None:
         """The study until its end; None if it was stopped before it began."""
-        self._gather()
+        while (fit := self._one_run()) is not None and fit.stopped == "asked" and not self._members.stopping:
+            self._begin_anew()
+        if self._members.stopping:
+            self._members.stopped()
+            self._say("stopped; start the server again to go on", state="stopped")
+        elif fit is not None:
+            write_results(fit, self._directory)
+            self._say(f"done after {len(fit.history)} rounds: {fit.stopped}", state="done")
+            self._farewell()
+        return fit
+
+    def _one_run(self) -> Fit | None:
+        """From the gathering to the last round, or until all has to begin anew: it has stopped as asked then."""
         preparing = Preparing(
             self._study,
             self._directory,
@@ -121,29 +137,26 @@ class StudyServer:
             engine=self._engine,
             say=self._say,
         )
-        setting = None if self._members.stopping else preparing.setting()
+        self._gather()
+        setting = None if self._members.stopping else preparing.setting(resuming=self._resuming)
         if setting is None:
-            self._stopped()
             return None
         algorithm = study_algorithm(self._study, setting.scaling)
-        fit = self._opened(algorithm if setting.start is None else algorithm.starting_at(setting.start))
-        engine = self._engine(fit.algorithm, setting, fit.client_states)
+        algorithm = algorithm if setting.start is None else algorithm.starting_at(setting.start)
+        fit = self._resumed(algorithm) if self._resuming else self._opened(algorithm, preparing.names)
+        engine = self._engine(algorithm, setting, fit.client_states)
         self._see(state="running")
         try:
-            fit = self._rounds(fit, engine)
+            return self._rounds(fit, engine)
         finally:
             engine.close()
-        if self._members.stopping:
-            self._stopped()
-            return fit
-        write_results(fit, self._directory)
-        self._say(f"done after {len(fit.history)} rounds: {fit.stopped}", state="done")
-        self._farewell()
-        return fit
 
-    def _stopped(self) -> None:
-        self._members.stopped()
-        self._say("stopped; start the server again to go on", state="stopped")
+    def _begin_anew(self) -> None:
+        """Letters that are under way belong to another run from now on, and no reply counts that came before."""
+        self._clientele.terms = replace(self._clientele.terms, run=new_run(self._directory))
+        RunDirectory(self._directory).clear()
+        (self._directory / START).unlink(missing_ok=True)
+        self._say("beginning anew")
 
     def _gather(self) -> int:
         """Wait for those who are to begin, and say how many they must be. Who leaves meanwhile is not waited for."""
@@ -155,12 +168,16 @@ class StudyServer:
             self._members.withdraw_early()
 
     def _rounds(self, fit: Fit, engine: NetworkEngine) -> Fit:
-        """Rounds until the end; whenever members come or go, as many again."""
+        """Rounds until the end, or until all has to begin anew; whenever members come or go, as many again."""
         rounds = fit.algorithm.planned_rounds if self._study.run.rounds is None else self._study.run.rounds
         stopping = Stopping(rounds, self._study.run.tolerance)
         while True:
             fit = self._until_members_change(fit, engine, stopping)
-            if fit.stopped != "asked" or self._members.stopping:
+            if (
+                fit.stopped != "asked"
+                or self._members.stopping
+                or self._members.need_new_run(fit.algorithm, fit.server)
+            ):
                 return fit
             server = self._members.changed(fit.algorithm, fit.server)
             if server is not fit.server:
@@ -201,13 +218,17 @@ class StudyServer:
         if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
             self._clientele.wait_for(members, len(members))
 
-    def _opened(self, algorithm: Algorithm) -> Fit:
-        schedule = study_schedule(self._study)
-        if self._resuming:
-            fit = results.load(self._directory, algorithm=algorithm, schedule=schedule)
-            self._say(f"going on after round {len(fit.history)}")
-            return fit
-        everybody = [*self._members.here, *self._own_rows(algorithm)]
+    @property
+    def _resuming(self) -> bool:
+        return RunDirectory(self._directory).has_checkpoint
+
+    def _resumed(self, algorithm: Algorithm) -> Fit:
+        fit = results.load(self._directory, algorithm=algorithm, schedule=study_schedule(self._study))
+        self._say(f"going on after round {len(fit.history)}")
+        return fit
+
+    def _opened(self, algorithm: Algorithm, names: Sequence[str]) -> Fit:
+        schedule, everybody = study_schedule(self._study), [*names, *self._own_rows(algorithm)]
         server = federation.open_federation(algorithm, schedule, everybody, self._study.run.seed)
         return Fit(algorithm, server, [], "rounds", schedule)
 
