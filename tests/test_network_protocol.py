@@ -512,7 +512,7 @@ def play_schedules(first, count):
     return check_survives_faults(algorithm, clients, count, first_seed=first, carry=by_letter(algorithm))
 
 
-@pytest.mark.parametrize(("first", "count"), [(50_000, 200), pytest.param(60_000, 1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "count"), [(50_000, 120), pytest.param(60_000, 1000, marks=pytest.mark.slow)])
 def test_schedules_of_faults_by_letter(first, count):
     """Drop, repeat, re-order, delay, and crashes before and after every write; `tools/faults.py` plays ten thousand."""
     seen = play_schedules(first, count)
@@ -540,18 +540,16 @@ PRIOR_AT_THE_SERVER = own_models.SPREAD + "[run]\ntolerance = 1e-12\n"
 
 
 @pytest.mark.parametrize("text", [AVERAGED, PRIOR_AT_THE_SERVER], ids=["latents that stay", "a prior at the server"])
-@pytest.mark.parametrize(
-    "restarting",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["resident", "clients that restart for every letter"],
-)
-def test_models_of_ones_own(tmp_path, monkeypatch, text, restarting):
-    """Scouting, latents on the clients' disks, and the server's own row, as in one process."""
+@pytest.mark.slow
+def test_models_of_ones_own(tmp_path, monkeypatch, text):
+    """Scouting, latents on the clients' disks, and the server's own row, as in one process.
+
+    The clients restart for every letter; `test_flower.py` has them stay.
+    """
     monkeypatch.setattr(sys.modules[__name__], "tables", own_models.ward_tables)
     house = House(tmp_path, text)
-    if restarting:
-        for name in house.study.clients:
-            house.post.workers[name] = lambda content, name=name: house.worker(name).answer(content)
+    for name in house.study.clients:
+        house.post.workers[name] = lambda content, name=name: house.worker(name).answer(content)
     fit = house.run()
     reference = run_study(house.study, house.tables)
     assert len(fit.history) == len(reference.history)
