@@ -16,6 +16,7 @@ Importing this package is quick and changes no setting of JAX; a part is loaded 
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,13 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cavity' has no attribute {name!r}; it has {', '.join(__all__)}")
     home = _HOME.get(name)
-    value = import_module(f"cavity.{name}") if home is None else getattr(import_module(home), name)
+    collecting = gc.isenabled()
+    gc.disable()  # a collection meanwhile would go through all that JAX has made, for a tenth of the time it takes
+    try:
+        value = import_module(f"cavity.{name}") if home is None else getattr(import_module(home), name)
+    finally:
+        if collecting:
+            gc.enable()
     globals()[name] = value
     return value
 
