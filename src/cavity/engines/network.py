@@ -79,17 +79,17 @@ class NetworkEngine(Engine):
 
     def collect(self, num_replies: int) -> list[Reply]:
         self._send()
-        if self._own is not None and (replies := self._own.collect(num_replies)):
-            return replies
+        # the server's own row answers at once: it waits for the others, or an asynchronous run would hear it alone
+        own = [] if self._own is None else self._own.collect(num_replies)
         while self._awaited and not self.interrupted:
             try:
                 if replies := self._arrived():
-                    return replies
+                    return [*own, *replies]
             except PostLost as error:
                 self._awaited = {}
                 self._clientele.lost(error)
             self._clientele.sleep(POLL if self._awaited else 0.0)
-        return []
+        return own
 
     def tell(self, client: str, reason: str) -> None:
         self._notices[client] = reason
