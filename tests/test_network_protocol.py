@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 import sys
 from dataclasses import replace
 
@@ -268,6 +269,35 @@ class TestStudies:
     def test_schedules(self, tmp_path, schedule):
         house = House(tmp_path, STUDY + f"schedule = {schedule}\n")
         assert gap(house.run().posterior, house.alone()) < 1e-8
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_clients_that_keep_their_own_factors(self, tmp_path, seed):
+        """On their disks: they may crash, as letters may be lost, and the server has the product alone."""
+        faults = Faults(drop=0.1, repeat=0.1, delay=0.05, client_crash=0.1)
+        house = House(tmp_path, STUDY + '[algorithm]\nfactors = "clients"\n', faults, seed)
+        fit = house.run()
+        assert set(fit.server.rows) == {ledger.JOINT}
+        assert gap(fit.posterior, house.alone()) < 1e-8
+        assert list((tmp_path / "leeds" / "runs").glob("*/*.npz"))
+        assert house.post.seen["client_crash"] > 0
+
+    def test_a_factor_that_is_lost_with_a_clients_disk_is_not_counted_twice(self, tmp_path):
+        """The client says so, and does not answer; without it the others begin anew."""
+        house = House(tmp_path, STUDY + '[algorithm]\nfactors = "clients"\ndamping = { fixed = 0.5 }\n')
+        server = house.server()
+
+        def after_round(record, state):
+            if record["round"] == 3 and "york" in state.names:
+                shutil.rmtree(tmp_path / "york" / "runs")
+                house.post.workers["york"] = house.worker("york").answer
+            if record["round"] == 6:
+                Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+        server._after_round = after_round
+        fit = server.run()
+        assert any("the factor kept here is of reply" in line for line in house.said)
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
 
     def test_every_message_that_left_is_noted(self, tmp_path):
         house = House(tmp_path, FEDERATED)

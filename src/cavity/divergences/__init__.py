@@ -1,9 +1,27 @@
 """How far q may move from the cavity."""
 
-from cavity.divergences.f_divergence import FDivergence
-from cavity.divergences.fisher_rao import FisherRao
-from cavity.divergences.kl import KL, WeightedKL
-from cavity.divergences.renyi import Renyi
-from cavity.divergences.reverse_kl import ReverseKL
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cavity.lazily import from_rooms
+
+if TYPE_CHECKING:
+    from cavity.divergences.f_divergence import FDivergence
+    from cavity.divergences.fisher_rao import FisherRao
+    from cavity.divergences.kl import KL, WeightedKL
+    from cavity.divergences.renyi import Renyi
+    from cavity.divergences.reverse_kl import ReverseKL
 
 __all__ = ["KL", "FDivergence", "FisherRao", "Renyi", "ReverseKL", "WeightedKL"]
+
+__getattr__ = from_rooms(
+    __name__,
+    {
+        "f_divergence": "FDivergence",
+        "fisher_rao": "FisherRao",
+        "kl": "KL WeightedKL",
+        "renyi": "Renyi",
+        "reverse_kl": "ReverseKL",
+    },
+)

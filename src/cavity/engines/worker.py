@@ -44,11 +44,13 @@ class Half:
         algorithm: both halves of the method.
         data: this client's.
         seed: of all randomness.
+        keeps_factor: whether the client, and not the server, keeps its factor.
     """
 
     algorithm: Algorithm
     data: Data
     seed: int
+    keeps_factor: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,13 @@ class Worker:
             name, keeping = self._site.name, not setting.scouting
             state = self._store.read(run, self._site.types) if keeping else None
             states = {} if state is None else {name: state}
-            self._engine = LocalEngine(half.algorithm, {name: half.data}, seed=half.seed, states=states)
+            self._engine = LocalEngine(
+                half.algorithm,
+                {name: half.data},
+                seed=half.seed,
+                states=states,
+                held_by_clients=half.keeps_factor,
+            )
             self._at, self._made = at, half
         return self._made
 

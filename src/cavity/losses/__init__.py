@@ -1,11 +1,18 @@
 """What a client minimises in expectation."""
 
-from cavity.losses.beta import Beta
-from cavity.losses.cross_entropy import GeneralisedCrossEntropy
-from cavity.losses.gamma import Gamma
-from cavity.losses.nll import NegativeLogLikelihood
-from cavity.losses.score_matching import InverseMultiQuadric, ScoreMatching, SquaredExponential
-from cavity.losses.tempered import Tempered
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cavity.lazily import from_rooms
+
+if TYPE_CHECKING:
+    from cavity.losses.beta import Beta
+    from cavity.losses.cross_entropy import GeneralisedCrossEntropy
+    from cavity.losses.gamma import Gamma
+    from cavity.losses.nll import NegativeLogLikelihood
+    from cavity.losses.score_matching import InverseMultiQuadric, ScoreMatching, SquaredExponential
+    from cavity.losses.tempered import Tempered
 
 __all__ = [
     "Beta",
@@ -17,3 +24,15 @@ __all__ = [
     "SquaredExponential",
     "Tempered",
 ]
+
+__getattr__ = from_rooms(
+    __name__,
+    {
+        "beta": "Beta",
+        "cross_entropy": "GeneralisedCrossEntropy",
+        "gamma": "Gamma",
+        "nll": "NegativeLogLikelihood",
+        "score_matching": "InverseMultiQuadric ScoreMatching SquaredExponential",
+        "tempered": "Tempered",
+    },
+)

@@ -1,21 +1,28 @@
 """Prior, predictor and likelihood together."""
 
-from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
-from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
-from cavity.models.function import FunctionModel, function_model
-from cavity.models.globals_only import GlobalsOnly, as_rows
-from cavity.models.location import NormalLocation, normal_location
-from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
-from cavity.models.network import NetworkModel, equinox_model, network_model
-from cavity.models.numpyro import NumpyroModel
-from cavity.models.regression import (
-    Regression,
-    linear_regression,
-    logistic_regression,
-    poisson_regression,
-    probit_regression,
-    softmax_regression,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cavity.lazily import from_rooms
+
+if TYPE_CHECKING:
+    from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
+    from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
+    from cavity.models.function import FunctionModel, function_model
+    from cavity.models.globals_only import GlobalsOnly, as_rows
+    from cavity.models.location import NormalLocation, normal_location
+    from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
+    from cavity.models.network import NetworkModel, equinox_model, network_model
+    from cavity.models.numpyro import NumpyroModel
+    from cavity.models.regression import (
+        Regression,
+        linear_regression,
+        logistic_regression,
+        poisson_regression,
+        probit_regression,
+        softmax_regression,
+    )
 
 __all__ = [
     "MLP",
@@ -43,3 +50,19 @@ __all__ = [
     "probit_regression",
     "softmax_regression",
 ]
+
+__getattr__ = from_rooms(
+    __name__,
+    {
+        "conjugate": "BernoulliShare CategoricalShares PoissonRate",
+        "from_numpyro": "numpyro_kinds numpyro_model",
+        "function": "FunctionModel function_model",
+        "globals_only": "GlobalsOnly as_rows",
+        "location": "NormalLocation normal_location",
+        "mlp": "MLP mlp_classifier mlp_regression",
+        "network": "NetworkModel equinox_model network_model",
+        "numpyro": "NumpyroModel",
+        "regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
+        "softmax_regression",
+    },
+)

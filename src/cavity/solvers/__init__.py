@@ -1,15 +1,22 @@
 """The client's inner problem."""
 
-from cavity.solvers.conjugate import Conjugate
-from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
-from cavity.solvers.fixed_point import FixedPoint
-from cavity.solvers.gradient import Gradient
-from cavity.solvers.laplace import Laplace
-from cavity.solvers.lbfgs import LBFGS
-from cavity.solvers.natural_gradient import NaturalGradient
-from cavity.solvers.plateau import Plateau
-from cavity.solvers.start import FromPosterior, Tight
-from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cavity.lazily import from_rooms
+
+if TYPE_CHECKING:
+    from cavity.solvers.conjugate import Conjugate
+    from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
+    from cavity.solvers.fixed_point import FixedPoint
+    from cavity.solvers.gradient import Gradient
+    from cavity.solvers.laplace import Laplace
+    from cavity.solvers.lbfgs import LBFGS
+    from cavity.solvers.natural_gradient import NaturalGradient
+    from cavity.solvers.plateau import Plateau
+    from cavity.solvers.start import FromPosterior, Tight
+    from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
 __all__ = [
     "LBFGS",
@@ -26,3 +33,19 @@ __all__ = [
     "StochasticNaturalGradient",
     "Tight",
 ]
+
+__getattr__ = from_rooms(
+    __name__,
+    {
+        "conjugate": "Conjugate",
+        "estimators": "Exact LocalDraws ParameterDraws",
+        "fixed_point": "FixedPoint",
+        "gradient": "Gradient",
+        "laplace": "Laplace",
+        "lbfgs": "LBFGS",
+        "natural_gradient": "NaturalGradient",
+        "plateau": "Plateau",
+        "start": "FromPosterior Tight",
+        "stochastic_natural_gradient": "StochasticNaturalGradient",
+    },
+)

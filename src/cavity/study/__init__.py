@@ -5,8 +5,9 @@ As in the package above, a part is loaded when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cavity.lazily import from_rooms
 
 if TYPE_CHECKING:
     from cavity.study.building import client_data, study_algorithm, study_scaling, study_schedule, sums
@@ -34,19 +35,14 @@ __all__ = [
     "sums",
 ]
 
-_ROOMS = {
-    "building": ("client_data", "study_algorithm", "study_scaling", "study_schedule", "sums"),
-    "identity": ("differences", "settings"),
-    "reading": ("parse_study", "read_study"),
-    "scaling": ("Scaling", "Sums"),
-    "schema": ("Study",),
-    "table": ("Table", "as_table", "read_csv"),
-}
-_HOME = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = from_rooms(
+    __name__,
+    {
+        "building": "client_data study_algorithm study_scaling study_schedule sums",
+        "identity": "differences settings",
+        "reading": "parse_study read_study",
+        "scaling": "Scaling Sums",
+        "schema": "Study",
+        "table": "Table as_table read_csv",
+    },
+)

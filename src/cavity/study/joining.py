@@ -63,7 +63,7 @@ def _half(study: Study, name: str, table: Table, setting: Setting) -> Half:
         return Half(scout, scout.model.of(data), study.run.seed)
     if setting.start is not None:
         algorithm = algorithm.starting_at(setting.start)
-    return Half(algorithm, data, study.run.seed)
+    return Half(algorithm, data, study.run.seed, study.algorithm.held_by_clients)
 
 
 def _own_scaling(study: Study, table: Table) -> Scaling:

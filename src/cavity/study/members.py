@@ -72,9 +72,11 @@ class Members:
     def need_new_run(self, algorithm: Algorithm, server: ServerState) -> bool:
         """Whether a change of members makes all that was computed worthless.
 
-        A scaling by the sums of all is another one then; and a method without rows cannot take a client out again.
+        A scaling by the sums of all is another one then; and where the server has no row of a client, it cannot take
+        it out again.
         """
-        scaled, has_rows = bool(self._study.federated_columns), isinstance(algorithm, RowAlgorithm)
+        scaled = bool(self._study.federated_columns)
+        has_rows = isinstance(algorithm, RowAlgorithm) and not server.held_by_clients
         gone = {*self._asked_to_go(), *self._withdrawn} & set(server.names)
         come = self._newcomers(server.names)
         if not (scaled and (gone or come)) and not (gone and not has_rows):

@@ -162,6 +162,7 @@ def _algorithm(section: Section, model: ModelChoice) -> AlgorithmChoice:
         options["family"] = section.word("family", words.FAMILIES, "full")
     if method in ("pvi", "fedgvi"):
         options["damping"] = section.part("damping", words.DAMPINGS, Part("adaptive"))
+        options["factors"] = section.word("factors", ("server", "clients"), "server")
     if method == "fedgvi":
         options["loss"] = section.part("loss", words.LOSSES)
         options["divergence"] = section.part("divergence", words.DIVERGENCES, Part("kl"))

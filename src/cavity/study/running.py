@@ -66,7 +66,8 @@ def run_study(
     if resume:
         assert directory is not None
         return results.resume(directory, clients, algorithm=algorithm, **options)
-    return results.run(algorithm, clients, seed=study.run.seed, directory=directory, **options)
+    held = study.algorithm.held_by_clients
+    return results.run(algorithm, clients, seed=study.run.seed, directory=directory, held_by_clients=held, **options)
 
 
 def _of_each(study: Study, tables: Mapping[str, Table], function: Any) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class AlgorithmChoice:
         step_size: of SFVI and SFVI-Avg.
         local_steps: of SFVI-Avg.
         total: how many units, or rows, all clients have together, for SFVI-Avg.
+        factors: who keeps the factors of PVI and FedGVI, the "server" or the "clients".
     """
 
     method: str
@@ -83,6 +84,12 @@ class AlgorithmChoice:
     step_size: float | None = None
     local_steps: int | None = None
     total: int | None = None
+    factors: str | None = None
+
+    @property
+    def held_by_clients(self) -> bool:
+        """Whether the server has the product of the factors only."""
+        return self.factors == "clients"
 
 
 @dataclass(frozen=True)

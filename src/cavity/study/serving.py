@@ -229,7 +229,8 @@ class StudyServer:
 
     def _opened(self, algorithm: Algorithm, names: Sequence[str]) -> Fit:
         schedule, everybody = study_schedule(self._study), [*names, *self._own_rows(algorithm)]
-        server = federation.open_federation(algorithm, schedule, everybody, self._study.run.seed)
+        held = self._study.algorithm.held_by_clients
+        server = federation.open_federation(algorithm, schedule, everybody, self._study.run.seed, held_by_clients=held)
         return Fit(algorithm, server, [], "rounds", schedule)
 
     def _own_rows(self, algorithm: Any) -> dict[str, Any]:
@@ -239,7 +240,9 @@ class StudyServer:
         self, algorithm: Algorithm, setting: Setting, states: Mapping[str, ClientState] | None = None
     ) -> NetworkEngine:
         rows = self._own_rows(algorithm)
-        own = LocalEngine(algorithm, rows, seed=self._study.run.seed, states=states) if rows else None
+        held = self._study.algorithm.held_by_clients and not setting.scouting
+        seed = self._study.run.seed
+        own = LocalEngine(algorithm, rows, seed=seed, states=states, held_by_clients=held) if rows else None
         least = self._manner.min_clients or 1
         return NetworkEngine(algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows))
 
