@@ -10,7 +10,6 @@ import jax
 import pytest
 import typer
 
-from cavity.cli import main
 from cavity.cli.main import app
 from cavity.study import read_study
 from cavity.study.folders import LOCK, Requests, only_one, write_status
@@ -29,17 +28,6 @@ def here(monkeypatch, tmp_path):
     for name, columns in hospitals().items():
         write_csv(tmp_path / f"{name}.csv", columns)
     (tmp_path / "study.toml").write_text(FEDERATED)
-
-
-@pytest.fixture
-def command(capsys):
-    def run(*words):
-        with pytest.raises(SystemExit) as exit:
-            main(words)
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

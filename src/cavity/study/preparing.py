@@ -36,7 +36,7 @@ class Preparing:
         clientele: the clients.
         members: who takes part.
         gather: waits until those are there who are to begin; how many those are at least.
-        engine: for a method, a setting, and the names of the server's own rows.
+        engine: for a method and a setting.
         say: life signs.
     """
 
