@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
     from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
+    from cavity.comparison import compare
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -42,6 +43,7 @@ __all__ = [
     "SFVIAvg",
     "Weighted",
     "choose",
+    "compare",
     "distributions",
     "divergences",
     "kl",
@@ -68,6 +70,7 @@ _HOME = {
     "Fit": "cavity.results",
     "Weighted": "cavity.data.clients",
     "choose": "cavity.selection",
+    "compare": "cavity.comparison",
     "kl": "cavity.diagnostics",
     "load": "cavity.results",
     "regression": "cavity.study.by_formula",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,13 @@ class Summary:
         estimates: one per parameter.
         level: the probability that an interval holds.
         remarks: what a reader should know besides.
+        checks: finds more remarks, which take seconds; asked when the table is printed.
     """
 
     estimates: tuple[Estimate, ...]
     level: float
     remarks: tuple[str, ...] = ()
+    checks: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Estimate:
         for estimate in self.estimates:
@@ -66,7 +68,7 @@ class Summary:
         for e in self.estimates:
             numbers = "  ".join(f"{value:>10.4g}" for value in (e.mean, e.sd, e.lower, e.upper))
             lines.append(f"{e.name:<{width}}  {numbers}")
-        return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
+        return "\n".join([*lines, *(f"note: {remark}" for remark in (*self.remarks, *self.checks()))])
 
     def to_frame(self) -> pandas.DataFrame:
         """As a pandas data frame, indexed by parameter (needs pandas)."""
