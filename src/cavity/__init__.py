@@ -20,7 +20,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
+    from cavity import (
+        distributions,
+        divergences,
+        hyperparameters,
+        likelihoods,
+        losses,
+        models,
+        schedules,
+        server,
+        solvers,
+        study,
+    )
     from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
     from cavity.comparison import compare
     from cavity.data.clients import Weighted
@@ -46,6 +57,7 @@ __all__ = [
     "compare",
     "distributions",
     "divergences",
+    "hyperparameters",
     "kl",
     "likelihoods",
     "load",

@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import diagnostics, evidence, importance, ledger, running, silos
+from cavity import diagnostics, evidence, importance, learning, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
@@ -100,7 +100,7 @@ class Fit:
         """
         if num_draws < importance.FEWEST_DRAWS:
             raise CavityError(f"num_draws must be at least {importance.FEWEST_DRAWS}, not {num_draws}")
-        chunks = running.in_chunks(self.algorithm.model, self._needs_clients("weigh draws of the posterior"))
+        chunks = running.in_chunks(self.algorithm.model, self.needs_clients("weigh draws of the posterior"))
         return importance.importance_weights(self.algorithm, self.server.prior, self.posterior, chunks, num_draws, seed)
 
     def _pareto_remark(self) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Fit:
         """A silo's own posterior of its local latents, where this process has its data."""
         if not self._latent:
             raise CavityError(f"{type(self.algorithm.model).__name__} has no local latents")
-        self._needs_clients("look into a silo")
+        self.needs_clients("look into a silo")
         if isinstance(self.clients, ClientSource) or name not in (self.clients or {}):
             raise CavityError(f"there is no silo {name!r}; there are {', '.join(self.server.names)}")
         return silos.SiloPosterior(
@@ -247,9 +247,37 @@ class Fit:
             progress=progress,
         )
 
+    def learn(
+        self,
+        *hyperparameters: Any,
+        steps: int = 100,
+        rounds: int = 10,
+        tolerance: float = 1e-5,
+    ) -> Fit:
+        """Move hyperparameters to where the free energy is highest, in turn with rounds that refine the posterior.
+
+        The ledger keeps its rows: after a step the posterior is the new prior times the same factors, and the clients
+        go on from there. The learned values are in `fit.algorithm.model`; `fit.prior_scales` are those of the prior.
+
+        Args:
+            *hyperparameters: such as `PriorScale()` and `NoiseSd()`, of `cavity.hyperparameters`.
+            steps: at most so many.
+            rounds: at most so many after each step.
+            tolerance: stop where the free energy changes by less than this, in nats, if a value grows by a factor of e.
+
+        Example: `fit.learn(cavity.hyperparameters.PriorScale(["dose", "age"], separate=True)).log_evidence`
+        """
+        return learning.learn(self, hyperparameters, steps, rounds, tolerance)
+
+    @property
+    def prior_scales(self) -> dict[str, float]:
+        """The prior standard deviation of every parameter."""
+        _, scales = diagnostics.moments(self.server.prior)
+        return dict(zip(self.algorithm.model.parameter_names, scales.tolist(), strict=True))
+
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
-        self._needs_clients("withdraw a client")
+        self.needs_clients("withdraw a client")
         self._needs_factors()
         if name in self.algorithm.owned:
             raise CavityError("the prior is not a client; it cannot be withdrawn")
@@ -263,7 +291,7 @@ class Fit:
 
     def join(self, name: str, data: PyTree, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Take in a client late: an empty row, and rounds to convergence with it."""
-        self._needs_clients("add a client")
+        self.needs_clients("add a client")
         if isinstance(self.clients, ClientSource):
             raise CavityError("clients that are streamed come from their source alone; add it there and run again")
         server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
@@ -308,7 +336,7 @@ class Fit:
             rows: in the form of the client's data.
             seed: of a stochastic solver.
         """
-        self._needs_clients("weigh a row")
+        self.needs_clients("weigh a row")
         if isinstance(self.clients, ClientSource) or self.server.held_by_clients:
             raise CavityError("rows are weighed where the clients' data are in memory and the server holds the factors")
         if client not in (self.clients or {}):
@@ -348,7 +376,7 @@ class Fit:
                 "without the silo"
             )
 
-    def _needs_clients(self, action: str) -> Mapping[str, Data] | ClientSource:
+    def needs_clients(self, action: str) -> Mapping[str, Data] | ClientSource:
         if self.clients is None:
             raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
         return self.clients

@@ -30,6 +30,7 @@ from cavity.interfaces import (
     PseudoRows,
     ReportedModel,
 )
+from cavity.leaves import require
 from cavity.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -222,7 +223,7 @@ def _regression(
 def linear_regression(
     features: int | Sequence[str],
     *,
-    noise_sd: float | None = None,
+    noise_sd: Any = None,
     prior: Gaussian | None = None,
     prior_scale: Any = 10.0,
     family: type[Gaussian] | None = None,
@@ -239,8 +240,7 @@ def linear_regression(
         intercept: whether to add one.
     """
     if noise_sd is not None:
-        if not noise_sd > 0:
-            raise CavityError(f"noise_sd must be positive, not {noise_sd}; leave it out to estimate it")
+        require(noise_sd, lambda sd: sd > 0, "noise_sd must be positive (leave it out to estimate it)")
         return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, family, intercept)
     outputs, constant = ("", "log_noise_sd"), (False, True)
     return _regression(GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant)
