@@ -75,7 +75,9 @@ class Fit:
                 flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
             summary = summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
         else:
-            posterior, prior = self._reported(self.posterior), self._reported(self.server.prior)
+            # where the prior is outside the family, the server's is but the base of its correction
+            prior = None if self.algorithm.owned else self._reported(self.server.prior)
+            posterior = self.reported
             summary = summarise(posterior, prior, self.algorithm.model.parameter_names, level, self._remarks())
         return replace(summary, checks=self._pareto_remark)
 

@@ -81,12 +81,12 @@ class Summary:
 def summarise(
     posterior: Any, prior: Any, names: tuple[str, ...], level: float = 0.9, remarks: tuple[str, ...] = ()
 ) -> Summary:
-    """The summary of a posterior; remarks on parameters where prior and data disagree are added."""
+    """The summary of a posterior; with a prior, remarks on parameters where it and the data disagree are added."""
     if not 0 < level < 1:
         raise ValueError(f"level is a probability between 0 and 1, not {level}")
     mean, sd = diagnostics.moments(posterior)
     lower, upper = _interval(posterior, mean, sd, level)
-    prior_mean, prior_sd = diagnostics.moments(prior)
+    prior_mean, prior_sd = (mean, sd) if prior is None else diagnostics.moments(prior)
     far = np.abs(mean - prior_mean) > PRIOR_CONFLICT * prior_sd
     if far.any():
         which = ", ".join(name for name, is_far in zip(names, far, strict=True) if is_far)

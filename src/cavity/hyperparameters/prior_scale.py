@@ -116,7 +116,7 @@ def _improved(prior: Any, q: Any, groups: np.ndarray, least: np.ndarray) -> tupl
     return _member(prior, prior_mean, new), slope
 
 
-def _moments(q: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+def _moments(q: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and marginal variances, in numpy: they are asked for many times, in no compiled program."""
     pull, precision = (np.asarray(leaf, np.float64) for leaf in (q.precision_mean, q.precision))
     if isinstance(q, FullGaussian):

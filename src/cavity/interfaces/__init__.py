@@ -29,6 +29,7 @@ from cavity.interfaces.learning import Hyperparameter
 from cavity.interfaces.models import (
     ClosedFormMean,
     ConjugateModel,
+    CorrectedPrior,
     Data,
     Encoding,
     ExpectedPower,
@@ -53,6 +54,7 @@ __all__ = [
     "ClosedFormMean",
     "CombiningAlgorithm",
     "ConjugateModel",
+    "CorrectedPrior",
     "Damping",
     "Data",
     "Distribution",
