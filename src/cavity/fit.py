@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import diagnostics, evidence, importance, learning, ledger, running, silos
+from cavity import diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
@@ -27,6 +27,8 @@ from cavity.summary import Summary, summarise, summarise_draws
 
 if TYPE_CHECKING:
     import arviz
+
+    from cavity.importance import ImportanceWeights
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Fit:
         """
         return evidence.log_evidence(self.algorithm, self.history)
 
-    def importance_weights(self, num_draws: int = importance.NUM_DRAWS, seed: int = 0) -> importance.ImportanceWeights:
+    def importance_weights(self, num_draws: int = 2000, seed: int = 0) -> ImportanceWeights:
         """How far the posterior is from the one that it stands for: `fit.importance_weights().pareto_k`.
 
         All clients see the same draws, and each sends one number per draw: the log likelihood of its rows. A k below
@@ -100,6 +102,8 @@ class Fit:
             num_draws: of the posterior.
             seed: of the draws.
         """
+        from cavity import importance
+
         if num_draws < importance.FEWEST_DRAWS:
             raise CavityError(f"num_draws must be at least {importance.FEWEST_DRAWS}, not {num_draws}")
         chunks = running.in_chunks(self.algorithm.model, self.needs_clients("weigh draws of the posterior"))
@@ -107,11 +111,13 @@ class Fit:
 
     def _pareto_remark(self) -> tuple[str, ...]:
         """On the quality of the approximation, where it can be told in seconds."""
+        from cavity import importance
+
         if self._latent or not isinstance(self.clients, Mapping) or not self.history:
             return ()
         num_rows = sum(len(data.weight) for data in self.clients.values())
         size = num_rows * len(self.algorithm.model.parameter_names)
-        if size * importance.NUM_DRAWS > importance.AFFORDABLE:
+        if size > importance.AFFORDABLE:
             return ()
         try:
             return (importance.remark(self.importance_weights(), self.posterior),)
@@ -269,6 +275,8 @@ class Fit:
 
         Example: `fit.learn(cavity.hyperparameters.PriorScale(["dose", "age"], separate=True)).log_evidence`
         """
+        from cavity import learning
+
         return learning.learn(self, hyperparameters, steps, rounds, tolerance)
 
     @property

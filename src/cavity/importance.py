@@ -29,11 +29,10 @@ from cavity.engines.drive import numbers_as_leaves
 from cavity.engines.stacks import buckets, device_mesh
 from cavity.interfaces import Algorithm, Data
 
-NUM_DRAWS = 2000
 FEWEST_DRAWS = 25  # of which the largest fifth can be fitted
 GOOD = 0.5  # k below which the weights have a finite variance
 MOST = 0.9  # of the draws effective: then it is the far tails alone that k tells of
-AFFORDABLE = 5e9  # draws times rows times parameters that a summary may take: seconds
+AFFORDABLE = 2_500_000  # rows times parameters that a printed summary may take: seconds
 ALIKE = 1e-6  # nats within which weights are equal but for rounding
 MOST_AT_ONCE = 1_000_000  # rows times draws that are evaluated together, so that memory does not grow with either
 FEWEST_IN_TAIL = 5
