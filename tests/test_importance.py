@@ -217,7 +217,7 @@ def test_a_bounded_loss_leaves_the_tails_of_the_prior():
     weights = fit.importance_weights()
     assert weights.pareto_k > 0.7
     assert weights.effective_draws > 0.99 * 2000
-    assert "heavier tails" in str(fit.summary())
+    assert "tails are heavier" in str(fit.summary())
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,14 @@ def test_a_summary_says_nothing_where_there_are_no_weights():
     algorithm = cavity.FedGVI(normal_location(), ScoreMatching(SquaredExponential(2.0)))
     fit = cavity.run(algorithm, {"a": np.random.default_rng(1).normal(size=(12, 1))}, rounds=2)
     assert "Pareto" not in str(fit.summary())
+
+
+def test_a_likelihood_that_is_not_a_number_names_its_client():
+    model = cavity.models.function_model(lambda p, batch: jnp.sqrt(batch - p["a"]), {"a": 0.0}, prior_scale=1.0)
+    algorithm = cavity.PVI(model)
+    data = cavity.data.clients.prepare_clients(algorithm.model, {"york": np.array([9.0]), "leeds": np.array([0.1])})
+    with pytest.raises(CavityError, match="client 'leeds': the log likelihood of its rows is NaN"):
+        importance_weights(algorithm, model.prior, model.prior, [data], 50, 0)
 
 
 def test_what_is_asked_for_must_be_there(tmp_path):

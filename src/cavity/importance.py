@@ -27,6 +27,7 @@ from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.engines.drive import numbers_as_leaves
 from cavity.engines.stacks import buckets, device_mesh
+from cavity.errors import CavityError
 from cavity.interfaces import Algorithm, Data
 
 FEWEST_DRAWS = 25  # of which the largest fifth can be fitted
@@ -86,7 +87,9 @@ def importance_weights(
         draws = posterior.sample(jax.random.key(seed), (num_draws,))
         log_weights = np.array(_log_ratios(prior, posterior, draws))
         for clients in chunks:
-            for sent in log_likelihoods(algorithm, draws, clients).values():
+            for name, sent in log_likelihoods(algorithm, draws, clients).items():
+                if np.isnan(sent).any():
+                    raise CavityError(f"client {name!r}: the log likelihood of its rows is NaN at a posterior draw")
                 log_weights += sent
     return ImportanceWeights(jax.tree.map(np.asarray, draws), log_weights)
 
@@ -129,7 +132,7 @@ def remark(weights: ImportanceWeights, posterior: Any) -> str:
         return f"{said}: the approximation is usable; intervals may be a little off"
     said = f"{said}: k is above {weights.limit:.2f}"
     if effective > MOST * draws:
-        return f"{said}; means and sds are close, but heavier tails than the family has: trust no rare event"
+        return f"{said}; means and sds are close, but the tails are heavier than the family's: trust no rare event"
     if isinstance(posterior, Gaussian) and not isinstance(posterior, FullGaussian):
         remedy = "give the model family=FullGaussian, which knows correlations"
     else:
