@@ -20,8 +20,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
+    from cavity import (
+        distributions,
+        divergences,
+        hyperparameters,
+        likelihoods,
+        losses,
+        models,
+        schedules,
+        server,
+        solvers,
+        study,
+    )
     from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
+    from cavity.comparison import compare
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -42,8 +54,10 @@ __all__ = [
     "SFVIAvg",
     "Weighted",
     "choose",
+    "compare",
     "distributions",
     "divergences",
+    "hyperparameters",
     "kl",
     "likelihoods",
     "load",
@@ -68,6 +82,7 @@ _HOME = {
     "Fit": "cavity.results",
     "Weighted": "cavity.data.clients",
     "choose": "cavity.selection",
+    "compare": "cavity.comparison",
     "kl": "cavity.diagnostics",
     "load": "cavity.results",
     "regression": "cavity.study.by_formula",

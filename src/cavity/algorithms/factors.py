@@ -21,6 +21,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from cavity.errors import UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
 
@@ -80,15 +81,39 @@ class FactorAlgorithm(RowAlgorithm):
         return Answer(delta, report), local
 
     def _free_energy(self, brief: Brief, problem: Problem, solution: Solution) -> Float[Array, ""]:
-        """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised.
-
-        That is so where a divergence is not a multiple of KL, the posterior not a product, or the loss looks at the
-        cavity.
-        """
+        """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised."""
         divergence, expected = self.divergence, solution.expected_loss
-        if not (self.is_product and isinstance(divergence, MultipleOfKL) and problem.loss is self.loss):
+        if not (self._stands_for_density(problem.loss) and isinstance(divergence, MultipleOfKL)):
             return jnp.full_like(expected, jnp.nan)
         return -expected / jnp.asarray(divergence.weight, expected.dtype) - brief.posterior.cross(brief.row)
+
+    def _stands_for_density(self, seen: Loss) -> bool:
+        """Whether a fixed point is the closest member to prior * exp(-sum of losses / weight), in KL(q : . ).
+
+        Not so where a divergence is not a multiple of KL, the posterior not a product, or the loss looks at the cavity,
+        so that it is another one when it is `seen` from there.
+        """
+        return self.is_product and isinstance(self.divergence, MultipleOfKL) and seen is self.loss
+
+    @property
+    def likelihood_power(self) -> Any:
+        """The posterior stands for prior * likelihood ** power; None where it stands for something else."""
+        power, divergence = self.loss.likelihood_power, self.divergence
+        if power is None or not (self._stands_for_density(self.loss) and isinstance(divergence, MultipleOfKL)):
+            return None
+        return power / divergence.weight
+
+    def log_likelihood(self, theta: PyTree, data: Data) -> Float[Array, ""]:
+        divergence = self.divergence
+        seen, _ = self.loss.seen_from(self.model, self.prior, data)
+        if not (self._stands_for_density(seen) and isinstance(divergence, MultipleOfKL)):
+            raise UnsuitableError(
+                f"with {type(self.loss).__name__}, {type(divergence).__name__} and the server's divergence there is no "
+                "one density that the posterior stands for, so that it has no importance weights; they are for losses "
+                "that do not look at the cavity, multiples of KL at the clients and KL at the server"
+            )
+        losses = self.loss(self.model, theta, data.batch)
+        return -(jnp.asarray(data.weight) @ losses) / jnp.asarray(divergence.weight, losses.dtype)
 
     def merge(self, row: Any, delta: Any, exponent: Any) -> Any:
         return row * delta**exponent

@@ -16,18 +16,25 @@ from cavity.models.regression import (
     probit_regression,
     softmax_regression,
 )
+from cavity.models.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
+from cavity.models.shrunk import ShrunkRegression, shrunk
 
 __all__ = [
     "MLP",
     "BernoulliShare",
     "CategoricalShares",
+    "CoefficientPrior",
+    "CommonScale",
     "FunctionModel",
     "GlobalsOnly",
+    "Horseshoe",
+    "Laplace",
     "NetworkModel",
     "NormalLocation",
     "NumpyroModel",
     "PoissonRate",
     "Regression",
+    "ShrunkRegression",
     "as_rows",
     "equinox_model",
     "function_model",
@@ -41,5 +48,6 @@ __all__ = [
     "numpyro_model",
     "poisson_regression",
     "probit_regression",
+    "shrunk",
     "softmax_regression",
 ]
