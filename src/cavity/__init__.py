@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
-    from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
+    from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg, taken_out
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -56,6 +56,7 @@ __all__ = [
     "server",
     "solvers",
     "study",
+    "taken_out",
 ]
 
 _HOME = {
@@ -73,6 +74,7 @@ _HOME = {
     "regression": "cavity.study.by_formula",
     "resume": "cavity.results",
     "run": "cavity.results",
+    "taken_out": "cavity.algorithms",
 }
 
 

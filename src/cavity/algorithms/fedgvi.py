@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavity.algorithms.factors import FactorAlgorithm
+from cavity.algorithms.taken_out import OwnFactor, TakenOut
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
@@ -79,6 +80,7 @@ class FedGVI(FactorAlgorithm):
     loss: Loss
     divergence: Divergence
     server_divergence: Divergence
+    taken_out: TakenOut = OwnFactor()
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from cavity.solvers.laplace import Laplace
 from cavity.solvers.lbfgs import LBFGS
 from cavity.solvers.natural_gradient import NaturalGradient
 from cavity.solvers.plateau import Plateau
+from cavity.solvers.power_ep import PowerEP
 from cavity.solvers.start import FromPosterior, Tight
 from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
@@ -23,6 +24,7 @@ __all__ = [
     "NaturalGradient",
     "ParameterDraws",
     "Plateau",
+    "PowerEP",
     "StochasticNaturalGradient",
     "Tight",
 ]
