@@ -20,8 +20,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
-    from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg, taken_out
+    from cavity import (
+        distributions,
+        divergences,
+        likelihoods,
+        losses,
+        models,
+        schedules,
+        server,
+        solvers,
+        study,
+        taken_out,
+    )
+    from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -74,7 +85,6 @@ _HOME = {
     "regression": "cavity.study.by_formula",
     "resume": "cavity.results",
     "run": "cavity.results",
-    "taken_out": "cavity.algorithms",
 }
 
 

@@ -23,9 +23,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from cavity.algorithms.taken_out import TakenOut
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
+from cavity.taken_out import TakenOut
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavity.algorithms.factors import FactorAlgorithm
-from cavity.algorithms.taken_out import OwnFactor, TakenOut
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
@@ -34,6 +33,7 @@ from cavity.server.combine import combine
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
+from cavity.taken_out import OwnFactor, TakenOut
 
 
 def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:

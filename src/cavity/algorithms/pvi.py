@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavity.algorithms.factors import FactorAlgorithm
-from cavity.algorithms.taken_out import OwnFactor, TakenOut
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
@@ -31,6 +30,7 @@ from cavity.models.globals_only import as_rows
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
+from cavity.taken_out import OwnFactor, TakenOut
 
 
 class PVI(FactorAlgorithm):

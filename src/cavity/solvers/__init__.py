@@ -1,5 +1,6 @@
 """The client's inner problem."""
 
+from cavity.solvers.alpha_divergence import AlphaDivergence
 from cavity.solvers.conjugate import Conjugate
 from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
 from cavity.solvers.fixed_point import FixedPoint
@@ -14,6 +15,7 @@ from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
 __all__ = [
     "LBFGS",
+    "AlphaDivergence",
     "Conjugate",
     "Exact",
     "FixedPoint",

@@ -37,12 +37,11 @@ from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, LinearModel, Loss, Model, MultipleOfKL, Problem, Solution, Solver
 from cavity.leaves import as_count, as_number, require
 from cavity.solvers.fixed_point import NEWTON_LIMIT, default_tolerance
-from cavity.solvers.natural_gradient import NaturalGradient
+from cavity.solvers.natural_gradient import near_optimum
 from cavity.solvers.row_moments import refit
 from cavity.solvers.row_views import RowFactors, RowView, row_view
 
 THETA_LIMIT = 20  # parameters that a row of a model without linear predictors may see
-NEAR = 1e-2  # nats of a step of VI, from where on the sweeps take over
 RECOVERY = 1.25  # the factor by which rho grows after a sweep that moved less than the one before it
 SMALLEST_STEP = 1e-4
 
@@ -122,11 +121,7 @@ class PowerEP(Solver):
 
     def init(self, problem: Problem) -> PowerEPState:
         problem = replace(problem, start=_full(problem.start), cavity=_full(problem.cavity))
-        descent = NaturalGradient(tolerance=NEAR)
-        key = jax.random.key(0)  # of a method without randomness
-        variational = jax.lax.while_loop(
-            lambda state: ~descent.done(state), lambda state: descent.step(key, problem, state), descent.init(problem)
-        )
+        variational = near_optimum(problem)
         q, loss = variational.current.q, variational.initial_loss
         return PowerEPState(
             q=q,

@@ -33,8 +33,10 @@ from cavity.solvers.row_views import RowFactors
 REACH = 8.0  # standard deviations of the cavity to either side of it and of the likelihood's pull
 DROP = 32.0  # nats below the peak, where a density is nothing in double precision
 SCAN_NODES = 48  # of each look for where the tilted density is
-SUM_NODES = 96  # of the sum
+SUM_NODES = 128  # of the sum
 NUM_LOOKS = 3  # each narrows a window up to 24 times
+NUM_HALVINGS = 24  # of the window, to find where a likelihood bends
+SHARPEST = 1e-6  # of the window: the least room for the bend
 NUM_REFINEMENTS = 2  # of the centre and spread of nodes in several dimensions
 
 LogLikelihood = Callable[[Float[Array, "n s k"]], Float[Array, "n s"]]
@@ -84,7 +86,7 @@ def _solve(matrix: Float[Array, "n k k"], right: Float[Array, "n k k"]) -> Float
 def _scanned(
     log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Any
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
-    """In one dimension: equidistant nodes where the tilted density is, whose sums are exact to rounding.
+    """In one dimension: nodes where the tilted density is, whose sums are exact to rounding.
 
     The peak lies between the cavity's mean and where the likelihood's slope there would pull it, for a slope that falls
     (log-concave likelihoods), so the first window holds all of the density. Each look keeps what is within `DROP` nats
@@ -103,8 +105,37 @@ def _scanned(
         first = jnp.maximum(jnp.argmax(near, axis=1) - 1, 0)
         last = jnp.minimum(SCAN_NODES - jnp.argmax(near[:, ::-1], axis=1), SCAN_NODES - 1)
         low, high = (jnp.take_along_axis(u, place[:, None], axis=1)[:, 0] for place in (first, last))
-    u = _spaced(low, high, SUM_NODES)
-    return u[..., None], jax.nn.softmax(log_tilted(u), axis=1)
+    # u = centre + bend sinh(t): close together where the likelihood bends, however wide the rest of the window is
+    centre, bend = _bend(lambda u: _slopes(log_likelihood, _seen(mean, root, u[..., None]))[..., 0], low, high)
+    t = _spaced(jnp.arcsinh((low - centre) / bend), jnp.arcsinh((high - centre) / bend), SUM_NODES)
+    u = centre[:, None] + bend[:, None] * jnp.sinh(t)
+    return u[..., None], jax.nn.softmax(log_tilted(u) + jnp.log(jnp.cosh(t)), axis=1)
+
+
+def _bend(
+    slope: Callable[[Float[Array, "n s"]], Float[Array, "n s"]], low: Float[Array, " n"], high: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Where in a window the slope of the log likelihood has made half of its way, and half the room of its middle half.
+
+    By bisection, since the slope of a log-concave likelihood falls all the way. Where it does not, the room is that of
+    the window, and nodes are nearly equidistant.
+    """
+    way = slope(_spaced(low, high, SCAN_NODES))
+    net = way[:, -1] - way[:, 0]
+    is_falling = jnp.sum(jnp.abs(jnp.diff(way, axis=1)), axis=1) <= 1.001 * jnp.abs(net)
+    share = jnp.array([0.25, 0.5, 0.75], low.dtype)
+
+    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, right = ends
+        middle = 0.5 * (left + right)
+        beyond = jnp.abs(slope(middle) - way[:, :1]) > share * jnp.abs(net)[:, None]
+        return jnp.where(beyond, left, middle), jnp.where(beyond, middle, right)
+
+    ends = jnp.tile(low[:, None], 3), jnp.tile(high[:, None], 3)
+    left, right = jax.lax.fori_loop(0, NUM_HALVINGS, halve, ends)
+    quarter, half, three_quarters = jnp.moveaxis(0.5 * (left + right), 1, 0)
+    room = jnp.maximum(0.5 * (three_quarters - quarter), SHARPEST * (high - low))
+    return half, jnp.where(is_falling, room, high - low)
 
 
 def _spaced(low: Float[Array, " n"], high: Float[Array, " n"], num: int) -> Float[Array, "n s"]:
