@@ -5,11 +5,12 @@ fixed-point and gradient updates written out; EP row after row.
 """
 
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 from scipy.special import expit
 
 import cavity
@@ -39,7 +40,8 @@ def page():
 
 
 def fitted(method):
-    return eval(LINES[method], page())
+    """What the line gives, if it settles more precisely than it would by default."""
+    return eval(LINES[method], page() | {"run": partial(cavity.run, tolerance=1e-13)})
 
 
 def log_likelihood(f, y):
@@ -55,22 +57,6 @@ def rows(name):
 CLIENTS = ("leeds", "york", "hull")
 
 
-def log_factor(eta, theta):
-    return theta @ eta[0] - 0.5 * np.sum(theta @ eta[1] * theta, axis=1)
-
-
-def vi(context, name):
-    """Natural parameters of argmax E_q[log p(rows)] - KL(q : context), the context an unnormalised Gaussian."""
-    design, y = rows(name)
-
-    def log_density(theta):
-        return np.sum(log_likelihood(theta @ design.T, y), axis=1) + log_factor(context, theta)
-
-    mean, covariance = closest_gaussian(log_density, np.array([-0.2, 1.0]), np.array([0.5, 0.5]))
-    precision = np.linalg.inv(covariance)
-    return np.stack([precision @ mean, *precision])
-
-
 def natural(h, precision):
     """One array, so that products of densities are sums."""
     return np.stack([h, *precision])
@@ -80,9 +66,45 @@ def parts(eta):
     return eta[0], eta[1:]
 
 
-def refit(context, name):
-    """The factor that VI in this context finds."""
-    return vi(parts(context), name) - context
+def from_moments(mean, covariance):
+    precision = np.linalg.inv(covariance)
+    return natural(precision @ mean, precision)
+
+
+def log_factor(eta, theta):
+    return theta @ eta[0] - 0.5 * np.sum(theta @ eta[1] * theta, axis=1)
+
+
+NODES, WEIGHTS = scenarios.hermite(32)
+
+
+def fixed_point(eta, name):
+    """d/dmu E_q[log p(rows)] in mean parameters, (H m - g, H), by the loss's expected gradient g and Hessian H."""
+    (h, precision), (design, y) = parts(eta), rows(name)
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ h
+    spread = np.sqrt(np.einsum("nd,de,ne->n", design, covariance, design))
+    slopes = expit((design @ mean)[:, None] + spread[:, None] * NODES) - y[:, None]
+    H = (design * (slopes @ (WEIGHTS * NODES) / spread)[:, None]).T @ design
+    return natural(H @ mean - design.T @ (slopes @ WEIGHTS), H)
+
+
+def vi(context, name):
+    """Natural parameters of argmax E_q[log p(rows)] - KL(q : context), the context an unnormalised Gaussian.
+
+    An optimiser finds them to the error of its finite differences, and property 3.2 the rest of the digits.
+    """
+    design, y = rows(name)
+
+    def log_density(theta):
+        return np.sum(log_likelihood(theta @ design.T, y), axis=1) + log_factor(context, theta)
+
+    mean, covariance = closest_gaussian(log_density, np.array([-0.2, 1.0]), np.array([0.5, 0.5]))
+    found = eta = from_moments(mean, covariance)
+    for _ in range(60):
+        eta = 0.5 * eta + 0.5 * (natural(*context) + fixed_point(eta, name))
+    np.testing.assert_allclose(eta, found, atol=1e-3 * np.abs(found).max())
+    return eta
 
 
 PRIOR_ETA = natural(*PRIOR)
@@ -107,20 +129,6 @@ def visits(num_passes):
         for name in CLIENTS:
             eta = vi(parts(eta), name)
     return eta
-
-
-NODES, WEIGHTS = scenarios.hermite(32)
-
-
-def fixed_point(eta, name):
-    """d/dmu E_q[log p(rows)] in mean parameters, (H m - g, H), by the loss's expected gradient g and Hessian H."""
-    (h, precision), (design, y) = parts(eta), rows(name)
-    covariance = np.linalg.inv(precision)
-    mean = covariance @ h
-    spread = np.sqrt(np.einsum("nd,de,ne->n", design, covariance, design))
-    slopes = expit((design @ mean)[:, None] + spread[:, None] * NODES) - y[:, None]
-    H = (design * (slopes @ (WEIGHTS * NODES) / spread)[:, None]).T @ design
-    return natural(H @ mean - design.T @ (slopes @ WEIGHTS), H)
 
 
 def global_vi_one_client_at_a_time():
@@ -159,9 +167,7 @@ def global_vi_by_gradients():
 
 
 def ep(alpha, tied=False):
-    mean, covariance = power_ep(log_likelihood, *rows("pooled"), PRIOR, alpha, tied=tied)
-    precision = np.linalg.inv(covariance)
-    return natural(precision @ mean, precision)
+    return from_moments(*power_ep(log_likelihood, *rows("pooled"), PRIOR, alpha, tied=tied))
 
 
 def stochastic_ep():
@@ -169,12 +175,8 @@ def stochastic_ep():
     eta = PRIOR_ETA
     for _ in range(4):
         cavity_of_all = eta - (eta - PRIOR_ETA) / 3
-        deltas = []
-        for name in CLIENTS:
-            mean, covariance = power_ep(log_likelihood, *rows(name), parts(cavity_of_all), 1.0)
-            precision = np.linalg.inv(covariance)
-            deltas.append(natural(precision @ mean, precision) - eta)
-        eta = eta + sum(deltas)
+        tilted = [from_moments(*power_ep(log_likelihood, *rows(name), parts(cavity_of_all), 1.0)) for name in CLIENTS]
+        eta = eta + sum(tilted) - 3 * eta
     return eta
 
 
@@ -215,15 +217,6 @@ DEFINITIONS = {
     "stochastic power EP (SPEP) inside a client": lambda: ep(0.5, tied=True),
     "stochastic EP over clients": stochastic_ep,
 }
-SETTLING = {  # those that a run's tolerance ends, 1e-6 nats of the last step, which is the square of what is compared
-    "PVI, synchronous",
-    "PVI, sequential",
-    "local VI, one row per client (M = N)",
-    "CVI: one damped fixed-point step per visit",
-    "global VI, fixed points",
-    "EP",
-    "power EP (PEP)",
-}
 
 
 def distance(q, eta) -> float:
@@ -241,28 +234,24 @@ def test_every_line_has_a_definition():
 
 @pytest.mark.parametrize("method", DEFINITIONS)
 def test_a_line_is_its_method(method):
-    assert distance(fitted(method).posterior, DEFINITIONS[method]()) < (2e-3 if method in SETTLING else 1e-5)
+    assert distance(fitted(method).posterior, DEFINITIONS[method]()) < 1e-5
 
 
 def test_alpha_divergence_ep_matches_the_moments_of_every_client():
     fit = fitted("alpha-divergence EP (ADPEP)")
     assert fit.converged
-    mean, covariance = np.asarray(fit.posterior.mean), np.asarray(fit.posterior.covariance)
-    precision = np.linalg.inv(covariance)
     for other_mean, other_covariance in alpha_divergence_ep(fit):
-        other = np.linalg.inv(other_covariance)
-        assert distance(fit.posterior, natural(other @ other_mean, other)) < 2e-3
-    assert distance(fit.posterior, natural(precision @ mean, precision)) < 1e-12
+        assert distance(fit.posterior, from_moments(other_mean, other_covariance)) < 1e-3
+    assert distance(fit.posterior, pooled_vi()) > 3e-3
 
 
 def test_the_methods_differ():
-    """By more than the tolerances above, so that none of these tests would pass for another method."""
-    ends = [definition() for name, definition in DEFINITIONS.items() if name not in SETTLING]
-    ends += [ep(1.0), ep(0.5)]
+    """By more than the tolerance above, so that none of these tests would pass for another method."""
+    ends = [definition() for definition in {id(part): part for part in DEFINITIONS.values()}.values()]
     for i, eta in enumerate(ends):
         h, precision = parts(eta)
         for other in ends[i + 1 :]:
-            assert distance(FullGaussian(h, precision), other) > 2e-3
+            assert distance(FullGaussian(h, precision), other) > 5e-4
 
 
 # closed forms, and what the parts refuse
@@ -311,8 +300,9 @@ def test_clients_who_stand_for_all_rows_count_them_once():
 
 
 def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
-    """One client at a time, in one order: the bias is of the order of the step."""
+    """One client at a time, in one order, all of one size: the bias is of the order of the step."""
     namespace, errors = page(), []
+    clients = scenarios.clients(namespace["x"], namespace["y"], scenarios.homogeneous(45, 3))
     for rho in (0.1, 0.02):
         algorithm = cavity.PVI(
             namespace["model"],
@@ -320,10 +310,10 @@ def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
             damping=Fixed(1.0),
             taken_out=Everything(45),
         )
-        fit = cavity.run(algorithm, namespace["clients"], schedule=Sequential(), rounds=int(8 / rho), tolerance=0.0)
+        fit = cavity.run(algorithm, clients, schedule=Sequential(), rounds=int(4 / rho), tolerance=0.0)
         errors.append(distance(fit.posterior, pooled_vi()))
-    assert errors[1] < 0.03
     assert 3 < errors[0] / errors[1] < 8
+    assert errors[1] < 0.05
 
 
 def test_the_posterior_is_prior_times_rows_whatever_is_taken_out():
@@ -335,7 +325,7 @@ def test_the_posterior_is_prior_times_rows_whatever_is_taken_out():
 
 def test_bad_choices():
     model = linear_regression(1, noise_sd=1.0)
-    with pytest.raises(cavity.CavityError, match=r"one of cavity.taken_out, like Nothing\(\), not 'nothing'"):
+    with pytest.raises((cavity.CavityError, TypeCheckError), match="taken_out"):
         cavity.PVI(model, taken_out="nothing")
     with pytest.raises(cavity.CavityError, match="number of clients, at least 1, not 0"):
         AverageFactor(0)

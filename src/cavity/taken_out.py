@@ -86,8 +86,9 @@ class Everything(TakenOut):
 
     The paper (section 5 and its note 11) prints N_k / N as the weight of the client's expected log likelihood, with
     which the data would count less than once. As an estimate of the global free energy by the rows of one client the
-    weight is N / N_k. With one damped step per visit this is VI with clients as mini-batches (eq. 25), and as noisy and
-    as biased as they differ: it ends near the pooled optimum only as the steps become small.
+    weight is N / N_k. With one damped step per visit this is VI with clients as mini-batches (eq. 25). It ends near the
+    pooled optimum only as the steps become small, and where clients are of one size: a row of a small client weighs
+    more, and is visited as often.
 
     Attributes:
         num_rows: N, of all clients together (the sum of their weights).
