@@ -323,6 +323,18 @@ def test_the_posterior_is_prior_times_rows_whatever_is_taken_out():
         np.testing.assert_allclose(fit.posterior.precision, total, rtol=1e-12)
 
 
+def test_a_saved_fit_goes_on_as_it_was(tmp_path):
+    namespace = page()
+    algorithm = cavity.PVI(
+        namespace["model"], solver=namespace["PowerEP"](0.5), damping=Fixed(1.0), taken_out=AverageFactor(3)
+    )
+    fit = cavity.run(algorithm, namespace["clients"], rounds=4, tolerance=0.0)
+    cavity.run(algorithm, namespace["clients"], rounds=2, tolerance=0.0, directory=tmp_path)
+    again = cavity.resume(tmp_path, namespace["clients"], rounds=4, tolerance=0.0)
+    assert isinstance(again.algorithm.taken_out, AverageFactor)
+    np.testing.assert_array_equal(again.posterior.precision, fit.posterior.precision)
+
+
 def test_bad_choices():
     model = linear_regression(1, noise_sd=1.0)
     with pytest.raises((cavity.CavityError, TypeCheckError), match="taken_out"):

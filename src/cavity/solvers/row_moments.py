@@ -93,18 +93,21 @@ def _scanned(
     of the highest node, and one node beside it.
     """
     pull = alpha * root[:, 0, 0] * _slopes(log_likelihood, mean[:, None])[:, 0, 0]
-    low, high = jnp.minimum(pull, 0.0) - REACH, jnp.maximum(pull, 0.0) + REACH
 
     def log_tilted(u: Float[Array, "n s"]) -> Float[Array, "n s"]:
         return _or_nothing(alpha * log_likelihood(_seen(mean, root, u[..., None])) - 0.5 * u**2)
 
-    for _ in range(NUM_LOOKS):
-        u = _spaced(low, high, SCAN_NODES)
+    def look(_: Any, window: tuple[Array, Array]) -> tuple[Array, Array]:
+        u = _spaced(*window, SCAN_NODES)
         values = log_tilted(u)
         near = values >= jnp.max(values, axis=1, keepdims=True) - DROP
         first = jnp.maximum(jnp.argmax(near, axis=1) - 1, 0)
         last = jnp.minimum(SCAN_NODES - jnp.argmax(near[:, ::-1], axis=1), SCAN_NODES - 1)
-        low, high = (jnp.take_along_axis(u, place[:, None], axis=1)[:, 0] for place in (first, last))
+        ends = [jnp.take_along_axis(u, place[:, None], axis=1)[:, 0] for place in (first, last)]
+        return ends[0], ends[1]
+
+    window = jnp.minimum(pull, 0.0) - REACH, jnp.maximum(pull, 0.0) + REACH
+    low, high = jax.lax.fori_loop(0, NUM_LOOKS, look, window)
     # u = centre + bend sinh(t): close together where the likelihood bends, however wide the rest of the window is
     centre, bend = _bend(lambda u: _slopes(log_likelihood, _seen(mean, root, u[..., None]))[..., 0], low, high)
     t = _spaced(jnp.arcsinh((low - centre) / bend), jnp.arcsinh((high - centre) / bend), SUM_NODES)
