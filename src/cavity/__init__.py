@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         server,
         solvers,
         study,
+        taken_out,
     )
     from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
     from cavity.comparison import compare
@@ -70,6 +71,7 @@ __all__ = [
     "server",
     "solvers",
     "study",
+    "taken_out",
 ]
 
 _HOME = {

@@ -5,6 +5,8 @@
     delta  = tilted / posterior
     factor = factor * delta ** exponent
 
+What is taken out may be something else than the factor; `taken_out` has the choices.
+
 Some losses and divergences need a proper cavity: a bounded loss cannot hold q against an improper one, score matching
 looks at its mean, the reverse KL divergence is infinite. There only so much of the own factor is taken out as leaves
 the cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
@@ -24,6 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
+from cavity.taken_out import TakenOut
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 
@@ -33,6 +36,7 @@ class FactorAlgorithm(RowAlgorithm):
 
     loss: eqx.AbstractVar[Loss]
     divergence: eqx.AbstractVar[Divergence]
+    taken_out: eqx.AbstractVar[TakenOut]
 
     @property
     @abc.abstractmethod
@@ -54,24 +58,24 @@ class FactorAlgorithm(RowAlgorithm):
         return None
 
     def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        cavity = self._cavity(brief)
-        loss, rows = self.loss.seen_from(self.model, cavity, data)
+        cavity = self._cavity(brief, data)
+        loss, rows = self.taken_out.loss(self.loss, data).seen_from(self.model, cavity, data)
         return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
 
     @property
     def _keeps_cavity_proper(self) -> bool:
         return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
 
-    def _cavity(self, brief: Brief) -> Any:
+    def _cavity(self, brief: Brief, data: Data) -> Any:
         if self._keeps_cavity_proper:
             return brief.posterior.without(brief.row, self.prior**KEPT)
-        return brief.posterior / brief.row
+        return self.taken_out.cavity(brief, self.prior, data)
 
     def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
         if self._keeps_cavity_proper:
             delta = solution.tilted / problem.cavity / brief.row
         else:
-            delta = solution.tilted / brief.posterior
+            delta = self.taken_out.delta(brief, problem.cavity, solution.tilted)
         report = Report(
             residual=solution.tilted.kl(brief.posterior),
             free_energy=self._free_energy(brief, problem, solution),

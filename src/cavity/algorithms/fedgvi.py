@@ -33,6 +33,7 @@ from cavity.server.combine import combine
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
+from cavity.taken_out import OwnFactor, TakenOut
 
 
 def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
@@ -83,6 +84,7 @@ class FedGVI(FactorAlgorithm):
     loss: Loss
     divergence: Divergence
     server_divergence: Divergence
+    taken_out: TakenOut = OwnFactor()
 
     def __init__(
         self,

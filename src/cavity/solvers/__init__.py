@@ -1,4 +1,9 @@
-"""The client's inner problem."""
+"""The client's inner problem. Solvers that few need are loaded when they are first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from cavity.solvers.conjugate import Conjugate
 from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
@@ -11,8 +16,13 @@ from cavity.solvers.plateau import Plateau
 from cavity.solvers.start import FromPosterior, Tight
 from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
+if TYPE_CHECKING:
+    from cavity.solvers.alpha_divergence import AlphaDivergence
+    from cavity.solvers.power_ep import PowerEP
+
 __all__ = [
     "LBFGS",
+    "AlphaDivergence",
     "Conjugate",
     "Exact",
     "FixedPoint",
@@ -23,6 +33,18 @@ __all__ = [
     "NaturalGradient",
     "ParameterDraws",
     "Plateau",
+    "PowerEP",
     "StochasticNaturalGradient",
     "Tight",
 ]
+
+_HOME = {"AlphaDivergence": "cavity.solvers.alpha_divergence", "PowerEP": "cavity.solvers.power_ep"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a solver when it is first asked for (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'cavity.solvers' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
