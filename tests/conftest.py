@@ -1,4 +1,9 @@
-"""Tests run in double precision, as the command does; single precision is a context in the tests that ask for it."""
+"""Tests run in double precision, as the command does; single precision is a context in the tests that ask for it.
+
+Their programs are small: most take longer to compile well than to run, so they are compiled quickly.
+"""
+
+import os
 
 import jax
 import pytest
@@ -8,10 +13,15 @@ jax.config.update("jax_enable_x64", True)
 
 @pytest.fixture(scope="module")
 def quick_to_compile():
-    """For many small programs, which take longer to compile well than to run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    """For modules whose slow tests, too, run many small programs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Compile well what runs for long: slow tests, unless their module asks otherwise. Child processes do the same."""
+    well = item.get_closest_marker("slow") is not None and "quick_to_compile" not in item.fixturenames
+    jax.config.update("jax_disable_most_optimizations", not well)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if well else "1"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from cavity.models import (
     probit_regression,
     softmax_regression,
 )
+from cavity.models.prediction import predict_from_designs
 from tests import scenarios
 
 KEY = jax.random.key(0)
@@ -191,6 +192,12 @@ def test_prediction(model, function, gap):
         assert (got >= below).all()
         assert (got <= above).all()
         assert (exact >= below).all()
+
+
+def test_a_count_of_draws_may_come_from_numpy():
+    designs = (jnp.ones((2, 3)),)
+    drawn, same = (predict_from_designs(KEY, BernoulliLogit(), POSTERIOR, designs, n) for n in (np.int64(40), 40))
+    np.testing.assert_array_equal(drawn.mean, same.mean)
 
 
 def predictor_moments():

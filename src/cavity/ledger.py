@@ -42,20 +42,25 @@ MAX_HALVINGS = 40  # 2^-40 of a delta is nothing: a product that is still improp
 
 def to_host(tree: PyTree) -> PyTree:
     """The same tree with numpy leaves, floating ones in float64: what the server stores and sums."""
+    return jax.tree.map(_on_host, tree)
 
-    def convert(leaf: Any) -> Any:
-        if not eqx.is_array_like(leaf):
-            return leaf
-        array = np.asarray(leaf)
-        return array.astype(np.float64) if _is_floating(array) else array
 
-    return jax.tree.map(convert, tree)
+def _on_host(leaf: Any) -> Any:
+    if not eqx.is_array_like(leaf):
+        return leaf
+    array = np.asarray(leaf)
+    return array.astype(np.float64) if _is_floating(array) else array
 
 
 def is_proper(distribution: Any) -> bool:
     """Whether a posterior is proper, decided in float64 even where the rest of the program is in float32."""
     with jax.enable_x64(True):
-        return bool(distribution.is_proper)
+        return bool(_jitted_is_proper(distribution))
+
+
+@eqx.filter_jit
+def _jitted_is_proper(distribution: Any) -> Any:
+    return distribution.is_proper
 
 
 def is_finite(tree: PyTree) -> bool:

@@ -86,22 +86,18 @@ def seal(archive: bytes) -> bytes:
 def types_in(tree: PyTree) -> set[type]:
     """The classes of all components in a tree, at any depth: what a resume may rebuild."""
     found: set[type] = set()
-
-    def walk(node: Any) -> None:
+    unseen: list[Any] = [tree]
+    while unseen:
+        node = unseen.pop()
         if isinstance(node, (eqx.Module, Record)):
             found.add(type(node))
-            for field in dataclasses.fields(node):  # pyright: ignore[reportArgumentType]
-                walk(getattr(node, field.name, None))
+            unseen += [getattr(node, field.name, None) for field in dataclasses.fields(node)]  # pyright: ignore[reportArgumentType]
         elif isinstance(node, dict):
-            for value in node.values():
-                walk(value)
+            unseen += node.values()
         elif isinstance(node, (list, tuple)):
             if hasattr(node, "_fields"):
                 found.add(type(node))
-            for value in node:
-                walk(value)
-
-    walk(tree)
+            unseen += node
     return found
 
 

@@ -34,13 +34,10 @@ def pad(data: Data, length: int, num_units: int = 0) -> Data:
     Where there are units, so are they.
     """
     extra = length - len(data.weight)
-
-    def lengthen(leaf: np.ndarray) -> np.ndarray:
-        return np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)])
-
+    batch = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)]), data.batch)
     weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
     units = None if data.units is None else pad(data.units, num_units)
-    return Data(jax.tree.map(lengthen, data.batch), weight, data.num_rows, units)
+    return Data(batch, weight, data.num_rows, units)
 
 
 class Likelihood(eqx.Module):

@@ -15,7 +15,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PseudoRows
 from cavity.likelihoods import GaussianVector
-from cavity.models.prediction import Prediction, predict_from_predictor
+from cavity.models.prediction import Prediction, predict_from_designs
 from cavity.models.regression import gaussian_prior
 
 
@@ -90,7 +90,7 @@ class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         """The expected row, once for each entry of `x` (which says only how many are wanted)."""
         designs, _ = self.designs(jnp.zeros((len(x), self.prior.dimension)))
-        return predict_from_predictor(key, self.likelihood, *posterior.map_moments(designs), num_draws)
+        return predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
 
 
 def normal_location(

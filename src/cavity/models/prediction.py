@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cavity.distributions.gaussian import Gaussian
 from cavity.interfaces import ClosedFormMean, Likelihood
 
 DEFAULT_DRAWS = 1000
@@ -33,14 +37,21 @@ class Prediction(eqx.Module):
     upper: Float[Array, "n ..."]
 
 
-def predict_from_predictor(
+def predict_from_designs(
     key: PRNGKeyArray,
     likelihood: Likelihood,
-    mean: Float[Array, "n k"],
-    covariance: Float[Array, "n k k"],
-    num_draws: int | None,
+    posterior: Gaussian,
+    designs: Sequence[Float[Array, "n _"]],
+    num_draws: Any,
 ) -> Prediction:
-    """The expected outcome under f ~ N(mean, covariance): in closed form where there is one, else by draws."""
+    """The expected outcome under f_k = X_k theta_k: in closed form where there is one, else by draws."""
+    # a count sets a shape, so one that numpy made must not become an array of the program
+    return _predict(key, likelihood, posterior, designs, None if num_draws is None else int(num_draws))
+
+
+@eqx.filter_jit
+def _predict(key, likelihood: Likelihood, posterior: Gaussian, designs, num_draws: int | None) -> Prediction:
+    mean, covariance = posterior.map_moments(designs)
     if num_draws is None and isinstance(likelihood, ClosedFormMean):
         return _by_closed_form(likelihood, mean, covariance[..., 0, 0])
     noise = jax.random.normal(key, (num_draws or DEFAULT_DRAWS, *mean.shape), mean.dtype)
@@ -48,6 +59,7 @@ def predict_from_predictor(
     return prediction_from_draws(outcomes)
 
 
+@jax.jit
 def prediction_from_draws(outcomes: Float[Array, "s n ..."]) -> Prediction:
     """The moments and quantiles of draws of the expected outcome."""
     lower, upper = jnp.quantile(outcomes, jnp.array([0.05, 0.95]), axis=0)

@@ -39,7 +39,7 @@ from cavity.likelihoods import (
     GaussianUnknownNoise,
     PoissonLog,
 )
-from cavity.models.prediction import Prediction, predict_from_predictor
+from cavity.models.prediction import Prediction, predict_from_designs
 
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
 
@@ -151,8 +151,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
         if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
             x = self.encoding.features(x)
         designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
-        mean, covariance = posterior.map_moments(designs)
-        return predict_from_predictor(key, self.likelihood, mean, covariance, num_draws)
+        return predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
 
     def reported(self, q: Gaussian) -> Gaussian:
         block = None if self.encoding is None else self.encoding.to_computed()
