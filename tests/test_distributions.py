@@ -239,6 +239,19 @@ def test_kl_between_gaussian_families(left, right):
     np.testing.assert_allclose(q.kl(p), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("family", GAUSSIANS, ids=lambda family: family.__name__)
+@pytest.mark.parametrize("other", GAUSSIANS, ids=lambda family: family.__name__)
+def test_moments_of_another_gaussian_are_the_closest_member(family, other):
+    """KL(other : member) is at its minimum: its derivative in the member's natural parameters vanishes."""
+    target = random_member(other, 18)
+    member = random_member(family, 19).with_moments_of(target)
+    assert isinstance(member, family)
+    np.testing.assert_allclose(member.mean, target.mean, rtol=1e-9)
+    slope = jax.grad(lambda q: target.kl(q))(jax.tree.map(jnp.asarray, member))
+    for leaf in jax.tree.leaves(slope):
+        np.testing.assert_allclose(leaf, 0.0, atol=1e-9)
+
+
 def test_usual_parameters_of_conjugate_families():
     gamma = Gamma.from_shape_rate(np.array(3.0), np.array(2.0))
     np.testing.assert_allclose([gamma.mean, gamma.variance, gamma.shape], [1.5, 0.75, 3.0])

@@ -24,6 +24,7 @@ from cavity.models import linear_regression, logistic_regression, mlp_classifier
 from cavity.server import Fixed, one_over
 from cavity.solvers import Conjugate, Gradient, NaturalGradient
 from cavity.state import Brief
+from cavity.taken_out import OwnFactor
 from tests.contracts.solver import solved
 
 NLL = NegativeLogLikelihood()
@@ -117,6 +118,7 @@ class WithoutCavity(FactorAlgorithm):
     damping: Any
     loss: Any
     divergence: Any
+    taken_out: Any
     instead: str
 
     @property
@@ -137,7 +139,7 @@ class WithoutCavity(FactorAlgorithm):
 def test_theorem_4_9_the_cavity_is_necessary(instead, num_clients, is_fixed):
     """From the generalised posterior, one more round moves it unless the cavity stands in the cavity's place."""
     model, clients = linear_regression(2, noise_sd=1.0), split(rows(), num_clients)
-    method = WithoutCavity(model, Conjugate(), Fixed(1.0), NLL, WeightedKL(0.5), instead)
+    method = WithoutCavity(model, Conjugate(), Fixed(1.0), NLL, WeightedKL(0.5), OwnFactor(), instead)
     at_fixed_point = cavity.run(cavity.FedGVI(model, NLL, WeightedKL(0.5), damping=Fixed(1.0)), clients, rounds=1)
     server = at_fixed_point.server
     moved = cavity.results.Fit(method, server, [], "rounds", at_fixed_point.schedule, at_fixed_point.clients).refine(1)

@@ -21,8 +21,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cavity import distributions, divergences, likelihoods, losses, models, schedules, server, solvers, study
+    from cavity import (
+        distributions,
+        divergences,
+        hyperparameters,
+        likelihoods,
+        losses,
+        models,
+        schedules,
+        server,
+        solvers,
+        study,
+        taken_out,
+    )
     from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
+    from cavity.comparison import compare
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
     from cavity.errors import CavityError
@@ -43,8 +56,10 @@ __all__ = [
     "SFVIAvg",
     "Weighted",
     "choose",
+    "compare",
     "distributions",
     "divergences",
+    "hyperparameters",
     "kl",
     "likelihoods",
     "load",
@@ -57,6 +72,7 @@ __all__ = [
     "server",
     "solvers",
     "study",
+    "taken_out",
 ]
 
 _HOME = {
@@ -69,6 +85,7 @@ _HOME = {
     "Fit": "cavity.results",
     "Weighted": "cavity.data.clients",
     "choose": "cavity.selection",
+    "compare": "cavity.comparison",
     "kl": "cavity.diagnostics",
     "load": "cavity.results",
     "regression": "cavity.study.by_formula",

@@ -13,9 +13,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import diagnostics, ledger, running, silos
+from cavity import diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
-from cavity.errors import CavityError
+from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, ReportedModel, Schedule
 from cavity.models.globals_only import GlobalsOnly
@@ -27,6 +27,8 @@ from cavity.summary import Summary, summarise, summarise_draws
 
 if TYPE_CHECKING:
     import arviz
+
+    from cavity.importance import ImportanceWeights
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,61 @@ class Fit:
         return self.stopped == "tolerance"
 
     def summary(self, level: float = 0.9) -> Summary:
-        """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table."""
+        """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table.
+
+        Where this process has the clients' data, the table says how good the approximation is (`importance_weights`).
+        """
         if (draws := self._named_draws(silos.SUMMARY_DRAWS)) is not None:
             with jax.enable_x64(True):
                 flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
-            return summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
-        posterior, prior = self._reported(self.posterior), self._reported(self.server.prior)
-        return summarise(posterior, prior, self.algorithm.model.parameter_names, level, self._remarks())
+            summary = summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
+        else:
+            # where the prior is outside the family, the server's is but the base of its correction
+            prior = None if self.algorithm.owned else self._reported(self.server.prior)
+            posterior = self.reported
+            summary = summarise(posterior, prior, self.algorithm.model.parameter_names, level, self._remarks())
+        return replace(summary, checks=self._pareto_remark)
+
+    @property
+    def log_evidence(self) -> float:
+        """The free energy in nats, by which models of the same rows are compared (`cavity.compare`).
+
+        It is log p(y), the constants of the likelihood included, where the family holds the posterior, and below it
+        elsewhere; `importance_weights().log_evidence` is closer. Exact at a fixed point: let the run converge.
+        """
+        return evidence.log_evidence(self.algorithm, self.history)
+
+    def importance_weights(self, num_draws: int = 2000, seed: int = 0) -> ImportanceWeights:
+        """How far the posterior is from the one that it stands for: `fit.importance_weights().pareto_k`.
+
+        All clients see the same draws, and each sends one number per draw: the log likelihood of its rows. A k below
+        0.5 is good, one above 0.7 is not to be trusted. A printed `summary` has it, where that takes but seconds.
+
+        Args:
+            num_draws: of the posterior.
+            seed: of the draws.
+        """
+        from cavity import importance
+
+        if num_draws < importance.FEWEST_DRAWS:
+            raise CavityError(f"num_draws must be at least {importance.FEWEST_DRAWS}, not {num_draws}")
+        chunks = running.in_chunks(self.algorithm.model, self.needs_clients("weigh draws of the posterior"))
+        return importance.importance_weights(self.algorithm, self.server.prior, self.posterior, chunks, num_draws, seed)
+
+    def _pareto_remark(self) -> tuple[str, ...]:
+        """On the quality of the approximation, where it can be told in seconds."""
+        from cavity import importance
+
+        if self._latent or not isinstance(self.clients, Mapping) or not self.history:
+            return ()
+        num_rows = sum(len(data.weight) for data in self.clients.values())
+        size = num_rows * len(self.algorithm.model.parameter_names)
+        if size > importance.AFFORDABLE:
+            return ()
+        try:
+            return (importance.remark(self.importance_weights(), self.posterior),)
+        except UnsuitableError:
+            return ()  # a method that stands for no density has no weights
 
     @property
     def reported(self) -> Any:
@@ -102,7 +152,7 @@ class Fit:
         """A silo's own posterior of its local latents, where this process has its data."""
         if not self._latent:
             raise CavityError(f"{type(self.algorithm.model).__name__} has no local latents")
-        self._needs_clients("look into a silo")
+        self.needs_clients("look into a silo")
         if isinstance(self.clients, ClientSource) or name not in (self.clients or {}):
             raise CavityError(f"there is no silo {name!r}; there are {', '.join(self.server.names)}")
         return silos.SiloPosterior(
@@ -139,13 +189,13 @@ class Fit:
         return replace(self, algorithm=algorithm, server=server, client_states=states)
 
     @property
-    def _parties(self) -> list[str]:
+    def parties(self) -> list[str]:
         """The clients, without the server's own row of a prior outside the family."""
         return [name for name in self.server.names if name not in self.algorithm.owned]
 
     def _remarks(self) -> tuple[str, ...]:
         last = self.history[-1] if self.history else None
-        counts = {"client": len(self._parties), "round": len(self.history)}
+        counts = {"client": len(self.parties), "round": len(self.history)}
         remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
         if self.scouting:
             remarks.append(f"started at the mode, which {self.scouting} rounds before these found")
@@ -205,9 +255,39 @@ class Fit:
             progress=progress,
         )
 
+    def learn(
+        self,
+        *hyperparameters: Any,
+        steps: int = 100,
+        rounds: int = 10,
+        tolerance: float = 1e-5,
+    ) -> Fit:
+        """Move hyperparameters to where the free energy is highest, in turn with rounds that refine the posterior.
+
+        The ledger keeps its rows: after a step the posterior is the new prior times the same factors, and the clients
+        go on from there. The learned values are in `fit.algorithm.model`; `fit.prior_scales` are those of the prior.
+
+        Args:
+            *hyperparameters: such as `PriorScale()` and `NoiseSd()`, of `cavity.hyperparameters`.
+            steps: at most so many.
+            rounds: at most so many after each step.
+            tolerance: stop where the free energy changes by less than this, in nats, if a value grows by a factor of e.
+
+        Example: `fit.learn(cavity.hyperparameters.PriorScale(["dose", "age"], separate=True)).log_evidence`
+        """
+        from cavity import learning
+
+        return learning.learn(self, hyperparameters, steps, rounds, tolerance)
+
+    @property
+    def prior_scales(self) -> dict[str, float]:
+        """The prior standard deviation of every parameter."""
+        _, scales = diagnostics.moments(self.server.prior)
+        return dict(zip(self.algorithm.model.parameter_names, scales.tolist(), strict=True))
+
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
-        self._needs_clients("withdraw a client")
+        self.needs_clients("withdraw a client")
         self._needs_factors()
         if name in self.algorithm.owned:
             raise CavityError("the prior is not a client; it cannot be withdrawn")
@@ -221,7 +301,7 @@ class Fit:
 
     def join(self, name: str, data: PyTree, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
         """Take in a client late: an empty row, and rounds to convergence with it."""
-        self._needs_clients("add a client")
+        self.needs_clients("add a client")
         if isinstance(self.clients, ClientSource):
             raise CavityError("clients that are streamed come from their source alone; add it there and run again")
         server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
@@ -247,7 +327,7 @@ class Fit:
         self._needs_factors()
         names = self.algorithm.model.parameter_names
         weighed = {}
-        for name in self._parties:
+        for name in self.parties:
             if refine:
                 without = self.withdraw(name).posterior
             else:
@@ -266,7 +346,7 @@ class Fit:
             rows: in the form of the client's data.
             seed: of a stochastic solver.
         """
-        self._needs_clients("weigh a row")
+        self.needs_clients("weigh a row")
         if isinstance(self.clients, ClientSource) or self.server.held_by_clients:
             raise CavityError("rows are weighed where the clients' data are in memory and the server holds the factors")
         if client not in (self.clients or {}):
@@ -306,6 +386,7 @@ class Fit:
                 "without the silo"
             )
 
-    def _needs_clients(self, action: str) -> None:
+    def needs_clients(self, action: str) -> Mapping[str, Data] | ClientSource:
         if self.clients is None:
             raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
+        return self.clients

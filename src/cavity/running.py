@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from cavity.engines.local import LocalEngine
 from cavity.engines.streaming import StreamingEngine
 from cavity.errors import CavityError
 from cavity.federation import Record, Stopping
-from cavity.interfaces import Algorithm, ClientSource, Engine
+from cavity.interfaces import Algorithm, ClientSource, Data, Engine
 from cavity.progress import ProgressLine, Watcher
 from cavity.schedules import Synchronous
 from cavity.state import ServerState
@@ -32,6 +32,17 @@ FAR = 1e-3  # nats: the method itself goes on from there
 def names_of(clients: Mapping[str, Any] | ClientSource, model: Any) -> list[str]:
     """All clients, of a prepared dict or a source, and the owner of the server's own rows."""
     return list(Prepared(model, clients).names if isinstance(clients, ClientSource) else clients)
+
+
+def in_chunks(model: Any, clients: Mapping[str, Data] | ClientSource, chunk: int = 256) -> Iterator[Mapping[str, Data]]:
+    """The prepared rows of all clients, the server's own included: those of a dict at once, those of a source not."""
+    if not isinstance(clients, ClientSource):
+        yield clients
+        return
+    source = Prepared(model, clients)
+    for first in range(0, len(source.names), chunk):
+        names = source.names[first : first + chunk]
+        yield dict(zip(names, source.load(names), strict=True))
 
 
 def check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int) -> None:

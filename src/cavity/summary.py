@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,13 @@ class Summary:
         estimates: one per parameter.
         level: the probability that an interval holds.
         remarks: what a reader should know besides.
+        checks: finds more remarks, which take seconds; asked when the table is printed.
     """
 
     estimates: tuple[Estimate, ...]
     level: float
     remarks: tuple[str, ...] = ()
+    checks: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Estimate:
         for estimate in self.estimates:
@@ -66,7 +68,7 @@ class Summary:
         for e in self.estimates:
             numbers = "  ".join(f"{value:>10.4g}" for value in (e.mean, e.sd, e.lower, e.upper))
             lines.append(f"{e.name:<{width}}  {numbers}")
-        return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
+        return "\n".join([*lines, *(f"note: {remark}" for remark in (*self.remarks, *self.checks()))])
 
     def to_frame(self) -> pandas.DataFrame:
         """As a pandas data frame, indexed by parameter (needs pandas)."""
@@ -79,12 +81,12 @@ class Summary:
 def summarise(
     posterior: Any, prior: Any, names: tuple[str, ...], level: float = 0.9, remarks: tuple[str, ...] = ()
 ) -> Summary:
-    """The summary of a posterior; remarks on parameters where prior and data disagree are added."""
+    """The summary of a posterior; with a prior, remarks on parameters where it and the data disagree are added."""
     if not 0 < level < 1:
         raise ValueError(f"level is a probability between 0 and 1, not {level}")
     mean, sd = diagnostics.moments(posterior)
     lower, upper = _interval(posterior, mean, sd, level)
-    prior_mean, prior_sd = diagnostics.moments(prior)
+    prior_mean, prior_sd = (mean, sd) if prior is None else diagnostics.moments(prior)
     far = np.abs(mean - prior_mean) > PRIOR_CONFLICT * prior_sd
     if far.any():
         which = ", ".join(name for name, is_far in zip(names, far, strict=True) if is_far)

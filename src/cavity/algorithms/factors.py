@@ -5,6 +5,8 @@
     delta  = tilted / posterior
     factor = factor * delta ** exponent
 
+What is taken out may be something else than the factor; `taken_out` has the choices.
+
 Some losses and divergences need a proper cavity: a bounded loss cannot hold q against an improper one, score matching
 looks at its mean, the reverse KL divergence is infinite. There only so much of the own factor is taken out as leaves
 the cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
@@ -21,8 +23,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from cavity.errors import UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
 from cavity.state import Answer, Brief, Report
+from cavity.taken_out import TakenOut
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 
@@ -32,6 +36,7 @@ class FactorAlgorithm(RowAlgorithm):
 
     loss: eqx.AbstractVar[Loss]
     divergence: eqx.AbstractVar[Divergence]
+    taken_out: eqx.AbstractVar[TakenOut]
 
     @property
     @abc.abstractmethod
@@ -53,24 +58,24 @@ class FactorAlgorithm(RowAlgorithm):
         return None
 
     def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        cavity = self._cavity(brief)
-        loss, rows = self.loss.seen_from(self.model, cavity, data)
+        cavity = self._cavity(brief, data)
+        loss, rows = self.taken_out.loss(self.loss, data).seen_from(self.model, cavity, data)
         return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
 
     @property
     def _keeps_cavity_proper(self) -> bool:
         return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
 
-    def _cavity(self, brief: Brief) -> Any:
+    def _cavity(self, brief: Brief, data: Data) -> Any:
         if self._keeps_cavity_proper:
             return brief.posterior.without(brief.row, self.prior**KEPT)
-        return brief.posterior / brief.row
+        return self.taken_out.cavity(brief, self.prior, data)
 
     def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
         if self._keeps_cavity_proper:
             delta = solution.tilted / problem.cavity / brief.row
         else:
-            delta = solution.tilted / brief.posterior
+            delta = self.taken_out.delta(brief, problem.cavity, solution.tilted)
         report = Report(
             residual=solution.tilted.kl(brief.posterior),
             free_energy=self._free_energy(brief, problem, solution),
@@ -80,15 +85,39 @@ class FactorAlgorithm(RowAlgorithm):
         return Answer(delta, report), local
 
     def _free_energy(self, brief: Brief, problem: Problem, solution: Solution) -> Float[Array, ""]:
-        """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised.
-
-        That is so where a divergence is not a multiple of KL, the posterior not a product, or the loss looks at the
-        cavity.
-        """
+        """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised."""
         divergence, expected = self.divergence, solution.expected_loss
-        if not (self.is_product and isinstance(divergence, MultipleOfKL) and problem.loss is self.loss):
+        if not (self._stands_for_density(problem.loss) and isinstance(divergence, MultipleOfKL)):
             return jnp.full_like(expected, jnp.nan)
         return -expected / jnp.asarray(divergence.weight, expected.dtype) - brief.posterior.cross(brief.row)
+
+    def _stands_for_density(self, seen: Loss) -> bool:
+        """Whether a fixed point is the closest member to prior * exp(-sum of losses / weight), in KL(q : . ).
+
+        Not so where a divergence is not a multiple of KL, the posterior not a product, or the loss looks at the cavity,
+        so that it is another one when it is `seen` from there.
+        """
+        return self.is_product and isinstance(self.divergence, MultipleOfKL) and seen is self.loss
+
+    @property
+    def likelihood_power(self) -> Any:
+        """The posterior stands for prior * likelihood ** power; None where it stands for something else."""
+        power, divergence = self.loss.likelihood_power, self.divergence
+        if power is None or not (self._stands_for_density(self.loss) and isinstance(divergence, MultipleOfKL)):
+            return None
+        return power / divergence.weight
+
+    def log_likelihood(self, theta: PyTree, data: Data) -> Float[Array, ""]:
+        divergence = self.divergence
+        seen, _ = self.loss.seen_from(self.model, self.prior, data)
+        if not (self._stands_for_density(seen) and isinstance(divergence, MultipleOfKL)):
+            raise UnsuitableError(
+                f"with {type(self.loss).__name__}, {type(divergence).__name__} and the server's divergence there is no "
+                "one density that the posterior stands for, so that it has no importance weights; they are for losses "
+                "that do not look at the cavity, multiples of KL at the clients and KL at the server"
+            )
+        losses = self.loss(self.model, theta, data.batch)
+        return -(jnp.asarray(data.weight) @ losses) / jnp.asarray(divergence.weight, losses.dtype)
 
     def merge(self, row: Any, delta: Any, exponent: Any) -> Any:
         return row * delta**exponent

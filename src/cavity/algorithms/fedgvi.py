@@ -33,6 +33,7 @@ from cavity.server.combine import combine
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
+from cavity.taken_out import OwnFactor, TakenOut
 
 
 def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
@@ -45,8 +46,12 @@ def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
 
 def _with_whole_prior(model: Model, loss: Loss, divergence: Divergence, server_divergence: Divergence) -> Model:
     """A prior outside the family counts once, whatever weight the clients' rows have."""
-    if not (isinstance(model, GlobalsOnly) and model.corrected):
+    if not model.server_rows():
         return model
+    if not isinstance(model, GlobalsOnly):
+        raise CavityError(
+            "a prior of coefficients outside the Gaussian family goes with PVI; give a Gaussian prior here"
+        )
     power = loss.likelihood_power
     if power is None or not isinstance(divergence, MultipleOfKL) or not isinstance(server_divergence, KL):
         raise CavityError(
@@ -79,6 +84,7 @@ class FedGVI(FactorAlgorithm):
     loss: Loss
     divergence: Divergence
     server_divergence: Divergence
+    taken_out: TakenOut = OwnFactor()
 
     def __init__(
         self,

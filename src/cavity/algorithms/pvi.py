@@ -10,6 +10,8 @@
 | F_k(q) of property 2.2 | `free_energy`, at the posterior received |
 | rho | the exponent that the server's damping chooses |
 
+Other choices of solver, damping, schedule and of what is taken out are other methods: docs/kin.md.
+
 The paper's client also divides, t_k = (q_k / q) t_k; here the server does, in its ledger, with the same delta.
 """
 
@@ -21,12 +23,14 @@ from typing import Any
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
+from cavity.errors import CavityError
 from cavity.interfaces import Damping, Divergence, LatentModel, Loss, Model, Solver
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.models.globals_only import as_rows
 from cavity.server.damping import Adaptive
 from cavity.solvers.default import default_solver
 from cavity.state import Stacked
+from cavity.taken_out import OwnFactor, TakenOut
 
 
 class PVI(FactorAlgorithm):
@@ -38,6 +42,7 @@ class PVI(FactorAlgorithm):
         damping: the server's choice of exponents.
         loss: the negative log likelihood; `FedGVI` takes others.
         divergence: KL; `FedGVI` takes others.
+        taken_out: what a client takes out before it refits; its own factor by default.
     """
 
     model: Model
@@ -45,14 +50,25 @@ class PVI(FactorAlgorithm):
     damping: Damping
     loss: Loss
     divergence: Divergence
+    taken_out: TakenOut
 
-    def __init__(self, model: Model | LatentModel, *, solver: Solver | None = None, damping: Damping | None = None):
+    def __init__(
+        self,
+        model: Model | LatentModel,
+        *,
+        solver: Solver | None = None,
+        damping: Damping | None = None,
+        taken_out: TakenOut | None = None,
+    ):
+        if not isinstance(taken_out, TakenOut | None):
+            raise CavityError(f"what is taken out must be one of cavity.taken_out, like Nothing(), not {taken_out!r}")
         model = as_rows(model)
         self.model = model
         self.loss = NegativeLogLikelihood()
         self.divergence = KL()
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
+        self.taken_out = OwnFactor() if taken_out is None else taken_out
         self.solver.check(model, self.loss, self.divergence)
 
     @property

@@ -12,6 +12,7 @@ import typer
 
 from cavity.cli.bench import bench
 from cavity.cli.client import client
+from cavity.cli.data import data
 from cavity.cli.demo import demo
 from cavity.cli.reproduce import reproduce
 from cavity.cli.requests import leave, status, stop, withdraw
@@ -53,6 +54,7 @@ app.command()(stop)
 app.command()(withdraw)
 app.command()(leave)
 app.add_typer(study, name="study")
+app.add_typer(data, name="data")
 
 
 def _show_version(wanted: bool) -> bool:

@@ -70,6 +70,9 @@ class DiagonalGaussian(Gaussian):
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> DiagonalGaussian:
         return DiagonalGaussian(self.precision * mean, self.precision)
 
+    def with_moments_of(self, other: Gaussian) -> DiagonalGaussian:
+        return DiagonalGaussian.from_moments(other.mean, other.variance)
+
     @property
     def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
         return jnp.asarray(self.precision) ** -0.5, None

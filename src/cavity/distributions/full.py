@@ -85,6 +85,11 @@ class FullGaussian(Gaussian):
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> FullGaussian:
         return FullGaussian(self.precision @ mean, self.precision)
 
+    def with_moments_of(self, other: Gaussian) -> FullGaussian:
+        if isinstance(other, FullGaussian):
+            return other
+        return FullGaussian(other.precision_matrix @ other.mean, other.precision_matrix)
+
     @property
     def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
         lower = jnp.linalg.cholesky(self.covariance)

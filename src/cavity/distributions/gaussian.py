@@ -52,6 +52,10 @@ class Gaussian(ExponentialFamily):
     def with_mean(self: G, mean: Float[ArrayLike, " d"]) -> G:
         """The same precision around another mean."""
 
+    @abc.abstractmethod
+    def with_moments_of(self: G, other: Gaussian) -> G:
+        """The member of this family that is closest to another Gaussian in KL(other : member), by its moments."""
+
     @property
     @abc.abstractmethod
     def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:

@@ -73,6 +73,9 @@ class IsotropicGaussian(Gaussian):
     def with_mean(self, mean: Float[ArrayLike, " d"]) -> IsotropicGaussian:
         return IsotropicGaussian(self.precision * mean, self.precision)
 
+    def with_moments_of(self, other: Gaussian) -> IsotropicGaussian:
+        return IsotropicGaussian.from_moments(other.mean, jnp.mean(other.variance))
+
     @property
     def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
         return jnp.asarray(self.precision) ** -0.5, None

@@ -1,4 +1,4 @@
-"""Every abstract class of Cavity, a few methods each. Read these five files first.
+"""Every abstract class of Cavity, a few methods each. Read these six files first.
 
 A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
 
@@ -25,9 +25,11 @@ from cavity.interfaces.federating import (
     Schedule,
 )
 from cavity.interfaces.latents import LatentModel
+from cavity.interfaces.learning import Hyperparameter
 from cavity.interfaces.models import (
     ClosedFormMean,
     ConjugateModel,
+    CorrectedPrior,
     Data,
     Encoding,
     ExpectedPower,
@@ -52,6 +54,7 @@ __all__ = [
     "ClosedFormMean",
     "CombiningAlgorithm",
     "ConjugateModel",
+    "CorrectedPrior",
     "Damping",
     "Data",
     "Distribution",
@@ -59,6 +62,7 @@ __all__ = [
     "Encoding",
     "Engine",
     "ExpectedPower",
+    "Hyperparameter",
     "LatentModel",
     "Likelihood",
     "LinearModel",

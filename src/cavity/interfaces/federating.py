@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity import ledger
+from cavity.errors import UnsuitableError
 from cavity.interfaces.models import Data
 from cavity.interfaces.solving import Solver
 from cavity.state import Answer, Brief, Message, Reply, Report, ServerState, Stacked
@@ -86,6 +87,16 @@ class Algorithm(eqx.Module):
     def free_energy(self, server: ServerState, posterior: Any) -> float:
         """The global bound at the posterior that the last round's clients answered, in nats; NaN if not known."""
         return float("nan")
+
+    def log_likelihood(self, theta: PyTree, data: Data) -> Any:
+        """What these rows add to the log of the density that the posterior stands for, beside the prior; traced.
+
+        Raises UnsuitableError where it stands for none that is a product over rows of what all parties share.
+        """
+        raise UnsuitableError(
+            f"{type(self).__name__} has no likelihood of a client's rows given what all clients share; importance "
+            "weights are for PVI, and FedGVI with multiples of KL"
+        )
 
     @property
     def owned(self) -> frozenset[str]:

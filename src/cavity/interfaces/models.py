@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 
 class Data(eqx.Module):
@@ -146,6 +146,23 @@ class LinearModel(PredictorModel):
     @abc.abstractmethod
     def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
+
+
+class CorrectedPrior(Model):
+    """A promise: the prior is a Gaussian, `prior`, times a correction whose expectation under a Gaussian is known.
+
+    The correction is the server's row; all other rows are those of a linear model with the same theta.
+    """
+
+    rows: eqx.AbstractVar[Any]  # a LinearModel
+
+    @abc.abstractmethod
+    def seen(self, batch: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
+        """The batch in the form of `rows`, and whether it is the server's."""
+
+    @abc.abstractmethod
+    def expected_correction(self, mean: Float[Array, " d"], covariance: Float[Array, "d d"]) -> Float[Array, ""]:
+        """E[log correction(theta)] for theta ~ N(mean, covariance)."""
 
 
 class PredictorDraws(PredictorModel):

@@ -23,18 +23,25 @@ if TYPE_CHECKING:
         probit_regression,
         softmax_regression,
     )
+    from cavity.models.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
+    from cavity.models.shrunk import ShrunkRegression, shrunk
 
 __all__ = [
     "MLP",
     "BernoulliShare",
     "CategoricalShares",
+    "CoefficientPrior",
+    "CommonScale",
     "FunctionModel",
     "GlobalsOnly",
+    "Horseshoe",
+    "Laplace",
     "NetworkModel",
     "NormalLocation",
     "NumpyroModel",
     "PoissonRate",
     "Regression",
+    "ShrunkRegression",
     "as_rows",
     "equinox_model",
     "function_model",
@@ -48,6 +55,7 @@ __all__ = [
     "numpyro_model",
     "poisson_regression",
     "probit_regression",
+    "shrunk",
     "softmax_regression",
 ]
 
@@ -64,5 +72,7 @@ __getattr__ = from_rooms(
         "numpyro": "NumpyroModel",
         "regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
         "softmax_regression",
+        "shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
+        "shrunk": "ShrunkRegression shrunk",
     },
 )

@@ -30,6 +30,7 @@ from cavity.interfaces import (
     PseudoRows,
     ReportedModel,
 )
+from cavity.leaves import require
 from cavity.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -53,6 +54,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
         intercept: whether a column of ones is put in front of x.
         outputs: one name per predictor, for the names of coefficients.
         constant: which predictors see the intercept only (the log of a common noise).
+        unseen: names of parameters after these that no row sees, such as the scales of a prior.
         encoding: how a table becomes x and y; None takes them as they are given.
     """
 
@@ -62,6 +64,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
     intercept: bool = eqx.field(static=True, default=True)
     outputs: tuple[str, ...] = eqx.field(static=True, default=("",))
     constant: tuple[bool, ...] = eqx.field(static=True, default=(False,))
+    unseen: tuple[str, ...] = eqx.field(static=True, default=())
     encoding: Encoding | None = None
 
     def __check_init__(self) -> None:
@@ -80,7 +83,7 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
         names: list[str] = []
         for output, constant in zip(self.outputs, self.constant, strict=True):
             names += [output] if constant else [f"{output}: {name}" if output else name for name in slopes]
-        return tuple(names)
+        return (*names, *self.unseen)
 
     def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
         x, y = batch
@@ -89,7 +92,9 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
     def _designs(self, x: Float[Array, "n p"]) -> tuple[Float[Array, "n _"], ...]:
         ones = jnp.ones((x.shape[0], 1), x.dtype)
         columns = jnp.concatenate([ones, x], axis=1) if self.intercept else x
-        return tuple(ones if constant else columns for constant in self.constant)
+        designs = [ones if constant else columns for constant in self.constant]
+        nothing = jnp.zeros((x.shape[0], len(self.unseen)), x.dtype)
+        return (*designs[:-1], jnp.concatenate([designs[-1], nothing], axis=1) if self.unseen else designs[-1])
 
     def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         designs, y = self.designs(batch)
@@ -221,7 +226,7 @@ def _regression(
 def linear_regression(
     features: int | Sequence[str],
     *,
-    noise_sd: float | None = None,
+    noise_sd: Any = None,
     prior: Gaussian | None = None,
     prior_scale: Any = 10.0,
     family: type[Gaussian] | None = None,
@@ -238,8 +243,7 @@ def linear_regression(
         intercept: whether to add one.
     """
     if noise_sd is not None:
-        if not noise_sd > 0:
-            raise CavityError(f"noise_sd must be positive, not {noise_sd}; leave it out to estimate it")
+        require(noise_sd, lambda sd: sd > 0, "noise_sd must be positive (leave it out to estimate it)")
         return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, family, intercept)
     outputs, constant = ("", "log_noise_sd"), (False, True)
     return _regression(GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cavity.lazily import from_rooms
 
 if TYPE_CHECKING:
+    from cavity.solvers.alpha_divergence import AlphaDivergence
     from cavity.solvers.conjugate import Conjugate
     from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
     from cavity.solvers.fixed_point import FixedPoint
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from cavity.solvers.lbfgs import LBFGS
     from cavity.solvers.natural_gradient import NaturalGradient
     from cavity.solvers.plateau import Plateau
+    from cavity.solvers.power_ep import PowerEP
     from cavity.solvers.start import FromPosterior, Tight
     from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
 __all__ = [
     "LBFGS",
+    "AlphaDivergence",
     "Conjugate",
     "Exact",
     "FixedPoint",
@@ -30,6 +33,7 @@ __all__ = [
     "NaturalGradient",
     "ParameterDraws",
     "Plateau",
+    "PowerEP",
     "StochasticNaturalGradient",
     "Tight",
 ]
@@ -37,6 +41,7 @@ __all__ = [
 __getattr__ = from_rooms(
     __name__,
     {
+        "alpha_divergence": "AlphaDivergence",
         "conjugate": "Conjugate",
         "estimators": "Exact LocalDraws ParameterDraws",
         "fixed_point": "FixedPoint",
@@ -45,6 +50,7 @@ __getattr__ = from_rooms(
         "lbfgs": "LBFGS",
         "natural_gradient": "NaturalGradient",
         "plateau": "Plateau",
+        "power_ep": "PowerEP",
         "start": "FromPosterior Tight",
         "stochastic_natural_gradient": "StochasticNaturalGradient",
     },

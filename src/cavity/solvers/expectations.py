@@ -10,6 +10,7 @@ All quantities are sums over rows, weighted by `data.weight`.
 from __future__ import annotations
 
 import abc
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -20,7 +21,7 @@ from jaxtyping import Array, Float
 from cavity.distributions.gaussian import Gaussian, row_roots
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import UnsuitableError
-from cavity.interfaces import LinearModel, Loss, Model, Problem
+from cavity.interfaces import CorrectedPrior, LinearModel, Loss, Model, Problem
 
 Derivatives = tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "..."]]
 
@@ -115,6 +116,47 @@ class ThetaNodes(Expectation):
         return value, gradient, hessian if full_hessian else jnp.diagonal(hessian)
 
 
+class RowsOrPrior(Expectation):
+    """For a linear model with a corrected prior: over the predictor for rows, in closed form for the server's row."""
+
+    def check(self, model: Model, loss: Loss) -> None:
+        if not isinstance(model, CorrectedPrior):
+            raise UnsuitableError(f"{type(model).__name__} has no correction of its prior; use PredictorQuadrature")
+
+    def _parts(self, problem: Problem) -> tuple[CorrectedPrior, Problem, Any]:
+        assert isinstance(problem.model, CorrectedPrior)
+        batch, is_server = problem.model.seen(problem.data.batch)
+        rows = replace(problem, model=problem.model.rows, data=replace(problem.data, batch=batch))
+        return problem.model, rows, is_server
+
+    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
+        model, rows, is_server = self._parts(problem)
+        weight = jnp.sum(jnp.asarray(problem.data.weight))
+        return jax.lax.cond(
+            is_server,
+            lambda q: -weight * model.expected_correction(q.mean, q.covariance),
+            lambda q: PredictorQuadrature().value(rows, q),
+            q,
+        )
+
+    def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
+        model, rows, is_server = self._parts(problem)
+        weight = jnp.sum(jnp.asarray(problem.data.weight))
+
+        def of_prior(q: Gaussian) -> Derivatives:
+            value, (gradient, bend) = jax.value_and_grad(lambda m: -weight * model.expected_correction(*m))(
+                (q.mean, q.covariance)
+            )
+            hessian = bend + bend.T
+            return value, gradient, hessian if full_hessian else jnp.diagonal(hessian)
+
+        return jax.lax.cond(
+            is_server, of_prior, lambda q: PredictorQuadrature().derivatives(rows, q, full_hessian=full_hessian), q
+        )
+
+
 def default_expectation(model: Model) -> Expectation:
     """Over the predictor where the model promises one, else over theta."""
+    if isinstance(model, CorrectedPrior):
+        return RowsOrPrior()
     return PredictorQuadrature() if isinstance(model, LinearModel) else ThetaNodes()

@@ -31,6 +31,12 @@ def lbfgs_step(
     return jax.tree.map(jnp.add, coordinates, updates), optimiser, slope
 
 
+def is_flat(slope: Float[Array, ""], tolerance: Any) -> Bool[Array, ""]:
+    """Whether no entry of the gradient exceeds the tolerance; None is 1e-6, or 1e-2 in single precision."""
+    default = 1e-6 if slope.dtype == jnp.float64 else 1e-2
+    return slope < (default if tolerance is None else tolerance)
+
+
 class LBFGSState(eqx.Module):
     """Where the descent stands; `slope` is the largest entry of the gradient."""
 
@@ -83,13 +89,9 @@ class LBFGS(Solver):
         moved, optimiser, slope = lbfgs_step(self._optimiser(), objective, state.coordinates, state.optimiser)
         return LBFGSState(moved, optimiser, state.initial_loss, slope, state.steps + 1)
 
-    def _small(self, state: LBFGSState) -> Bool[Array, ""]:
-        default = 1e-6 if state.slope.dtype == jnp.float64 else 1e-2
-        return state.slope < (default if self.tolerance is None else self.tolerance)
-
     def done(self, state: LBFGSState) -> Bool[Array, ""]:
-        return self._small(state) | (state.steps >= self.max_steps)
+        return is_flat(state.slope, self.tolerance) | (state.steps >= self.max_steps)
 
     def result(self, problem: Problem, state: LBFGSState) -> Solution:
         tilted = self.coordinates.natural(state.coordinates, problem.start)
-        return Solution(tilted, state.initial_loss, state.steps, self._small(state))
+        return Solution(tilted, state.initial_loss, state.steps, is_flat(state.slope, self.tolerance))

@@ -22,6 +22,7 @@ from cavity.solvers.expectations import Expectation
 from cavity.solvers.fixed_point import Derivatives, check_suitable, default_tolerance, derivatives, undamped
 
 SMALLEST_STEP = 2.0**-30
+NEAR = 1e-2  # nats of an undamped step
 MAX_EXCESS = 10.0  # nats per coefficient by which spread may raise the loss of a start; at an optimum it is below 1/2
 
 
@@ -122,3 +123,11 @@ class NaturalGradient(Solver):
 
     def result(self, problem: Problem, state: NaturalGradientState) -> Solution:
         return Solution(state.current.q, state.initial_loss, state.steps, self._small(state))
+
+
+def near_optimum(problem: Problem) -> NaturalGradientState:
+    """The state within about `NEAR` nats of the optimum: where methods start that go astray from afar."""
+    solver, key = NaturalGradient(tolerance=NEAR), jax.random.key(0)  # of a method without randomness
+    return jax.lax.while_loop(
+        lambda state: ~solver.done(state), lambda state: solver.step(key, problem, state), solver.init(problem)
+    )

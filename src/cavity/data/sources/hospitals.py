@@ -1,10 +1,10 @@
-"""Patients of several hospitals, the clients of a study as they are in life."""
+"""Patients of several hospitals, the clients of a study as they are in life: heart disease, intensive care."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cavity.data.sources.reading import DataUnavailable, Table, check, csv_file, data_directory
+from cavity.data.sources.reading import Table, check, csv_file, local_file, npz_file
 
 # Patients, and patients with the disease.
 _HEART_HOSPITALS = {
@@ -31,6 +31,9 @@ _HEART_MISSING = {
 }
 _HEART_NEVER_ZERO = ("trestbps", "chol")
 
+_EICU_STAYS, _EICU_FEATURES, _EICU_HOSPITALS, _EICU_DEATHS = 2_179, 35, 186, 196
+_EICU_MISSING = 15_133
+
 
 @dataclass(frozen=True, eq=False)
 class HospitalTable(Table):
@@ -38,9 +41,11 @@ class HospitalTable(Table):
 
     Attributes:
         hospital: Name of each row's hospital, shape [n]; `partition.by_column` makes clients of them.
+        patient: Number of each row's patient, where one may have several rows; else None.
     """
 
     hospital: np.ndarray = field(kw_only=True)
+    patient: np.ndarray | None = field(kw_only=True, default=None)
 
 
 def heart_disease() -> HospitalTable:
@@ -60,13 +65,7 @@ def heart_disease() -> HospitalTable:
         DataUnavailable: If the file is missing, or CAVITY_DATA is not set.
         ValueError: If the file is not the expected one.
     """
-    directory = data_directory()
-    if directory is None:
-        raise DataUnavailable(
-            "data set 'heart_disease': CAVITY_DATA is not set, and OpenML does not have the four hospitals as one "
-            "set. Set the environment variable CAVITY_DATA to a folder that holds heart_disease/heart_disease.csv.gz"
-        )
-    path = directory / "heart_disease" / "heart_disease.csv.gz"
+    path = local_file("heart_disease", "heart_disease/heart_disease.csv.gz")
     num_rows = sum(patients for patients, _ in _HEART_HOSPITALS.values())
     raw = csv_file(path, ("site", *_HEART_MISSING, "num"), num_rows, on_openml=False)
     hospital, y = raw["site"], (raw["num"].astype(np.int64) > 0).astype(np.int64)
@@ -86,4 +85,36 @@ def heart_disease() -> HospitalTable:
         y=y,
         columns=tuple(features),
         hospital=hospital,
+    )
+
+
+def eicu_demo() -> HospitalTable:
+    """Intensive care, the eICU demo 2.0.1: does a patient in intensive care die in hospital?
+
+    2,179 stays at 186 hospitals of the United States, of 2 to 23 stays, 196 of them fatal: those with both APACHE
+    tables and a known outcome. The 35 features of the first day are raw. What was not measured is NaN, for the caller
+    to impute (`imputed`) or drop: blood gases are missing for most. Ages above 89 are 90. A patient may have several
+    stays, so split by `patient`, not by row.
+
+    Returns:
+        A table with x in float64, shape [2179, 35], y = 1 for a death in hospital, hospitals and patients.
+
+    Raises:
+        DataUnavailable: If the file is missing, or CAVITY_DATA is not set.
+        ValueError: If the file is not the expected one.
+    """
+    path = local_file("eicu_demo", "eicu_demo/eicu_demo_apache.npz")
+    n, p = _EICU_STAYS, _EICU_FEATURES
+    shapes = {"X": (n, p), "y_hospital_death": (n,), "hospitalid": (n,), "patient": (n,), "feature_names": (p,)}
+    raw = npz_file(path, shapes, on_openml=False)
+    check(path, "the number of deaths", int(raw["y_hospital_death"].sum()), _EICU_DEATHS)
+    check(path, "the number of hospitals", len(np.unique(raw["hospitalid"])), _EICU_HOSPITALS)
+    check(path, "the number of missing values", int(np.isnan(raw["X"]).sum()), _EICU_MISSING)
+    return HospitalTable(
+        name="eicu_demo",
+        x=raw["X"].astype(np.float64),
+        y=raw["y_hospital_death"].astype(np.int64),
+        columns=tuple(raw["feature_names"].tolist()),
+        hospital=raw["hospitalid"].astype(str),
+        patient=raw["patient"].astype(np.int64),
     )

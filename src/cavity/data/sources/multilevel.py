@@ -1,11 +1,10 @@
 """Rows in groups, for mixed models: the Six Cities study, radon in Minnesota, contraception in Bangladesh."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from cavity.data.sources.reading import DataUnavailable, check, csv_file, data_directory
+from cavity.data.sources.reading import check, csv_file, local_file
 
 _SIX_CITIES_COLUMNS = ("resp", "id", "age", "smoke")
 _SIX_CITIES_CHILDREN, _SIX_CITIES_SMOKERS = 537, 187
@@ -90,7 +89,7 @@ def six_cities() -> SixCities:
         DataUnavailable: If the file is missing, or CAVITY_DATA is not set.
         ValueError: If the file is not the expected one.
     """
-    path = _path("six_cities", Path("six_cities_ohio") / "ohio.csv.gz")
+    path = local_file("six_cities", "six_cities_ohio/ohio.csv.gz")
     shape = (_SIX_CITIES_CHILDREN, len(_SIX_CITIES_VISITS))
     raw = csv_file(path, _SIX_CITIES_COLUMNS, shape[0] * shape[1], on_openml=False)
     child, smoke, age, wheeze = (raw[column].reshape(shape) for column in ("id", "smoke", "age", "resp"))
@@ -121,7 +120,7 @@ def radon() -> Radon:
         DataUnavailable: If the file is missing, or CAVITY_DATA is not set.
         ValueError: If the file is not the expected one.
     """
-    path = _path("radon", Path("radon") / "radon_mn.csv.gz")
+    path = local_file("radon", "radon/radon_mn.csv.gz")
     raw = csv_file(path, _RADON_COLUMNS, _RADON_ROWS, on_openml=False)
     county = raw["county"]
     floor, log_radon, uranium = (raw[column].astype(np.float64) for column in ("floor", "log_radon", "Uppm"))
@@ -145,7 +144,7 @@ def contraception() -> Contraception:
         DataUnavailable: If the file is missing, or CAVITY_DATA is not set.
         ValueError: If the file is not the expected one.
     """
-    path = _path("contraception", Path("multilevel") / "Contraception.csv.gz")
+    path = local_file("contraception", "multilevel/Contraception.csv.gz")
     raw = csv_file(path, _CONTRACEPTION_COLUMNS, _CONTRACEPTION_ROWS, on_openml=False)
     district, use, urban = raw["district"], raw["use"] == "Y", raw["urban"] == "Y"
     check(path, "the number of districts", len(np.unique(district)), _CONTRACEPTION_DISTRICTS)
@@ -161,13 +160,3 @@ def contraception() -> Contraception:
         age=raw["age"].astype(np.float64),
         children=np.column_stack([raw["livch"] == level for level in ("1", "2", "3+")]).astype(np.float64),
     )
-
-
-def _path(name: str, file: Path) -> Path:
-    directory = data_directory()
-    if directory is None:
-        raise DataUnavailable(
-            f"data set {name!r}: CAVITY_DATA is not set, and the set is not downloaded. Set the environment "
-            f"variable CAVITY_DATA to a folder that holds {file.as_posix()}"
-        )
-    return directory / file

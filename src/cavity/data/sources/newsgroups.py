@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cavity.data.sources.reading import DataUnavailable, _require, check, data_directory, npz_file
+from cavity.data.sources.reading import _require, check, local_file, npz_file
 
 _POSTS, _TEST_POSTS, _WORDS, _GROUPS = 18_846, 7_532, 9_260, 20
 # Pairs of a post and a word in it, and words in all posts, each as often as it occurs.
@@ -57,16 +57,10 @@ def newsgroups(vocabulary: int = 2000) -> Newsgroups:
     """
     if not 1 <= vocabulary <= _WORDS:
         raise ValueError(f"vocabulary is {vocabulary}; the data set has {_WORDS} words, so take 1 to {_WORDS} of them")
-    directory = data_directory()
-    if directory is None:
-        raise DataUnavailable(
-            "data set 'newsgroups': CAVITY_DATA is not set, and the set is not downloaded. Set the environment "
-            "variable CAVITY_DATA to a folder that holds newsgroups20/20news_bow.npz, vocab.txt and group_names.txt"
-        )
-    folder = directory / "newsgroups20"
+    path = local_file("newsgroups", "newsgroups20/20news_bow.npz")
+    folder = path.parent
     words = np.array(_lines(folder / "vocab.txt", _WORDS))
     names = np.array(_lines(folder / "group_names.txt", _GROUPS))
-    path = folder / "20news_bow.npz"
     _require(path, on_openml=False)
     shapes = {"indptr": (_POSTS + 1,), "indices": (_PAIRS,), "data": (_PAIRS,), "vocab_rank": (_WORDS,)}
     raw = npz_file(path, shapes | {"label": (_POSTS,), "is_test": (_POSTS,)})

@@ -46,6 +46,17 @@ def data_directory() -> Path | None:
     return Path(name).expanduser() if name else None
 
 
+def local_file(name: str, file: str) -> Path:
+    """Where a file of a set is that comes from the folder alone."""
+    directory = data_directory()
+    if directory is None:
+        raise DataUnavailable(
+            f"data set {name!r}: CAVITY_DATA is not set, and the set is not downloaded. Set the environment variable "
+            f"CAVITY_DATA to a folder that holds {file}; `cavity data list` says where each set comes from"
+        )
+    return directory / file
+
+
 def csv_file(path: Path, columns: Iterable[str], num_rows: int, on_openml: bool = True) -> dict[str, np.ndarray]:
     """Columns of a gzipped file with a header, as text."""
     header, *rows = csv.reader(_unzipped(path, on_openml).decode("utf-8").splitlines())
@@ -63,9 +74,9 @@ def idx_file(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8, offset=len(header)).reshape(shape)
 
 
-def npz_file(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def npz_file(path: Path, shapes: dict[str, tuple[int, ...]], on_openml: bool = True) -> dict[str, np.ndarray]:
     """The named arrays of a file that `numpy.savez` wrote."""
-    _require(path)
+    _require(path, on_openml)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in shapes}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cavity.data.sources.encoding import encoded
 from cavity.data.sources.reading import Table, check, csv_file, data_directory, npz_file, openml
 
 _ADULT_NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
@@ -70,19 +71,13 @@ def adult(training_rows: np.ndarray | None = None) -> Table:
         test = _adult_file(directory / "adult" / "adult_test.csv.gz", _ADULT_TEST)
         raw = {column: np.concatenate([train[column], test[column]]) for column in train}
 
-    numeric = np.column_stack([raw[column].astype(np.float64) for column in _ADULT_NUMERIC])
-    columns = list(_ADULT_NUMERIC)
-    blocks = [_standardise(numeric, training_rows)]
-    for column in _ADULT_CATEGORICAL:
-        levels, codes = np.unique(raw[column], return_inverse=True)
-        blocks.append(np.eye(len(levels))[codes])
-        columns += [f"{column}={level}" for level in levels]
-    num_train, num_rows = _ADULT_TRAIN[0], len(numeric)
+    x, columns = encoded(raw, _ADULT_NUMERIC, _ADULT_CATEGORICAL, training_rows)
+    num_train, num_rows = _ADULT_TRAIN[0], len(x)
     return Table(
         name="adult",
-        x=np.hstack(blocks),
+        x=x,
         y=(raw["income"] == ">50K").astype(np.int64),
-        columns=tuple(columns),
+        columns=columns,
         train=np.arange(num_train),
         test=np.arange(num_train, num_rows),
     )
@@ -159,19 +154,6 @@ def _adult_from_openml() -> dict[str, np.ndarray]:
         _ADULT_TRAIN[1],
     )
     return raw
-
-
-def _standardise(numeric: np.ndarray, training_rows: np.ndarray | None) -> np.ndarray:
-    """Columns minus the mean, over the standard deviation (divisor n), of the training rows."""
-    rows = np.arange(len(numeric)) if training_rows is None else np.arange(len(numeric))[np.asarray(training_rows)]
-    if len(np.unique(rows)) != len(rows):
-        raise ValueError("training_rows repeats rows; pass distinct row indices, or a mask of booleans")
-    if len(rows) < 2:
-        raise ValueError(f"training_rows has {len(rows)} rows; at least two are needed to standardise")
-    mean, scale = numeric[rows].mean(axis=0), numeric[rows].std(axis=0)
-    if np.any(scale == 0):
-        raise ValueError(f"numeric columns {np.flatnonzero(scale == 0).tolist()} are constant in training_rows")
-    return (numeric - mean) / scale
 
 
 def _covertype_file(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,7 @@
+"""Hyperparameters that `fit.learn` moves to where the free energy is highest."""
+
+from cavity.hyperparameters.by_gradient import ByGradient
+from cavity.hyperparameters.noise_sd import NoiseSd
+from cavity.hyperparameters.prior_scale import PriorScale
+
+__all__ = ["ByGradient", "NoiseSd", "PriorScale"]
