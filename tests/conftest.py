@@ -3,12 +3,16 @@
 Their programs are small: most take longer to compile well than to run, so they are compiled quickly.
 """
 
+import gc
 import os
+from pathlib import Path
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+MAPS, MANY_MAPS = Path("/proc/self/maps"), 20_000
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +26,18 @@ def pytest_runtest_setup(item):
     well = item.get_closest_marker("slow") is not None and "quick_to_compile" not in item.fixturenames
     jax.config.update("jax_disable_most_optimizations", not well)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if well else "1"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Forget compiled programs after a module's tests where they have become many.
+
+    Each holds memory maps, of which Linux gives a process 65,530 by default; XLA crashes where it gets no more.
+    """
+    last = nextitem is None or nextitem.path != item.path
+    if last and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

@@ -5,9 +5,6 @@ five small clients have a label share of their own (table 2). The paper's family
 Adam, damped by 0.2 when synchronous; here the family is the full Gaussian, the local solves are exact (natural
 gradient with quadrature) and the damping adapts, so a handful of rounds is enough. The reference is the same model
 fit to all the clients' rows at one client, and KL is KL(federated : pooled) in nats.
-
-Of the rows that are not for training, half are for validation: besides the last round, a run states the test numbers
-of the round with the best validation log likelihood.
 """
 
 from __future__ import annotations
@@ -16,22 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from cavity import metrics, plots
+from cavity import plots
 from cavity.algorithms import PVI
-from cavity.data import partition, sources
+from cavity.data import partition
 from cavity.diagnostics import kl
+from cavity.experiments import uci
 from cavity.experiments.runner import Journal, Size
-from cavity.interfaces import PredictiveModel, Schedule
+from cavity.interfaces import Schedule
 from cavity.models import logistic_regression
 from cavity.results import Fit, run
 from cavity.schedules import Sequential, Synchronous
 
-NUM_CLIENTS, NUM_ROWS, TRAINING_SHARE = 10, 48_842, 0.8
-SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}  # beta, kappa of equations (75) and (76)
+SPLITS = uci.SPLITS["adult"]
 SCHEDULES: dict[str, Schedule] = {"synchronous": Synchronous(), "sequential": Sequential()}
 BAR = 1e-2  # nats, and in words in `Case.bar`
 FULL_SEEDS = 5
@@ -66,24 +61,14 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Features and labels for training, and two held-out parts."""
-
-    columns: tuple[str, ...]
-    train: tuple[np.ndarray, np.ndarray]
-    validation: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
-
-
 def pvi_adult(journal: Journal, size: Size, seed: int) -> None:
     """Run the four cases (the two of split A where it has to be quick), with five seeds where all is asked."""
     seeds = range(seed, seed + (FULL_SEEDS if size is Size.FULL else 1))
     cases = [case for case in CASES if size is not Size.QUICK or case.split == "A"]
     journal.settings(
         data="UCI Adult, all 48,842 rows",
-        training_share=TRAINING_SHARE,
-        num_clients=NUM_CLIENTS,
+        training_share=uci.TRAINING_SHARE,
+        num_clients=uci.NUM_CLIENTS,
         splits={name: {"beta": beta, "kappa": kappa} for name, (beta, kappa) in SPLITS.items()},
         model="logistic regression, prior N(0, 1), full covariance",
         solver="natural gradient, 100 steps or a KL of 1e-10",
@@ -109,73 +94,30 @@ def pvi_adult(journal: Journal, size: Size, seed: int) -> None:
 
 def _fits(journal: Journal, cases: list[Case], seed: int) -> Iterator[tuple[Case, Fit]]:
     """Each case's fit for one seed, written to the journal before it is handed on."""
-    rows = _rows(seed)
-    x, y = rows.train
+    rows = uci.rows("adult", seed)
     model = logistic_regression(rows.columns, prior_scale=1.0)
-    for number, (split, (beta, kappa)) in enumerate(SPLITS.items(), start=1):
+    for split in SPLITS:
         here = [case for case in cases if case.split == split]
         if not here:
             continue
-        parts = partition.size_and_label_skew(np.random.default_rng([seed, number]), y, NUM_CLIENTS, beta, kappa)
-        _describe(journal, seed, split, [y[part] for part in parts.values()])
+        parts = uci.parts("adult", split, rows.train[1], seed)
+        uci.describe(journal, rows.train[1], parts, seed=seed, split=split)
         journal.say(f"seed {seed}, split {split}: all rows at one client, the reference")
-        together = np.concatenate(list(parts.values()))
-        pooled = run(PVI(model), {"pooled": (x[together], y[together])}, seed=seed, metrics=_scores(model, rows))
+        together = {"pooled": uci.together(rows.train, parts)}
+        pooled = run(PVI(model), together, seed=seed, metrics=uci.scores(model, rows))
         _tell(journal, seed, split, "pooled", pooled)
         for case in here:
             fit = run(
                 PVI(model),
-                partition.select((x, y), parts),
+                partition.select(rows.train, parts),
                 schedule=SCHEDULES[case.schedule],
                 rounds=case.rounds,
                 seed=seed,
-                metrics={"kl": lambda q, reference=pooled.posterior: kl(q, reference)} | _scores(model, rows),
+                metrics={"kl": lambda q, reference=pooled.posterior: kl(q, reference)} | uci.scores(model, rows),
                 observers=[_progress(journal, f"seed {seed}, {case.label}")],
             )
             _tell(journal, seed, split, case.schedule, fit)
             yield case, fit
-
-
-def _rows(seed: int) -> Rows:
-    order = np.random.default_rng([seed, 0]).permutation(NUM_ROWS)
-    cuts = [int(TRAINING_SHARE * NUM_ROWS), int((1 + TRAINING_SHARE) / 2 * NUM_ROWS)]
-    train, validation, test = np.split(order, cuts)
-    table = sources.adult(train)
-    parts = [(table.x[part], table.y[part].astype(float)) for part in (train, validation, test)]
-    return Rows(table.columns, *parts)
-
-
-def _scores(model: PredictiveModel, rows: Rows) -> dict[str, Callable[[Any], float]]:
-    """Log likelihood (nats a row) and error of the held-out parts, for the history."""
-
-    def score(measure: Callable, part: tuple[np.ndarray, np.ndarray]) -> Callable[[Any], float]:
-        x, y = part
-
-        def of(posterior: Any) -> float:
-            q = jax.tree.map(jnp.asarray, posterior)
-            return float(measure(model.predict(q, x, key=jax.random.key(0), num_draws=None).mean, y.astype(int)))
-
-        return of
-
-    return {
-        "validation_log_likelihood": score(metrics.log_likelihood, rows.validation),
-        "test_log_likelihood": score(metrics.log_likelihood, rows.test),
-        "test_error": score(metrics.error_rate, rows.test),
-    }
-
-
-def _describe(journal: Journal, seed: int, split: str, labels: list[np.ndarray]) -> None:
-    """Sizes and label shares, small clients and large, as in the paper's table 2."""
-    small, large = labels[: NUM_CLIENTS // 2], labels[NUM_CLIENTS // 2 :]
-    journal.row(
-        "splits",
-        seed=seed,
-        split=split,
-        small_rows=len(small[0]),
-        small_positive=float(np.mean(small)),
-        large_rows=len(large[0]),
-        large_positive=float(np.mean(large)),
-    )
 
 
 def _progress(journal: Journal, label: str) -> Callable[[dict[str, Any], Any], None]:
@@ -188,7 +130,6 @@ def _progress(journal: Journal, label: str) -> Callable[[dict[str, Any], Any], N
 def _tell(journal: Journal, seed: int, split: str, schedule: str, fit: Fit) -> None:
     """What it cost, at the last round; how well it predicts, there and at the round that validation chooses."""
     history, last = fit.history, fit.history[-1]
-    chosen = max(history, key=lambda record: record["validation_log_likelihood"])
     below = [record.get("kl", 0.0) < BAR for record in history]
     who = {"seed": seed, "split": split, "schedule": schedule}
     journal.row(
@@ -201,12 +142,4 @@ def _tell(journal: Journal, seed: int, split: str, schedule: str, fit: Fit) -> N
         MB=round(last["bytes"] / 1e6, 2),
         seconds=round(last["seconds"], 1),
     )
-    journal.row(
-        "scores",
-        **who,
-        test_log_likelihood=last["test_log_likelihood"],
-        test_error=last["test_error"],
-        chosen_round=chosen["round"],
-        chosen_test_log_likelihood=chosen["test_log_likelihood"],
-        chosen_test_error=chosen["test_error"],
-    )
+    journal.row("scores", **who, **uci.scored(history))

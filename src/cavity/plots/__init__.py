@@ -3,5 +3,6 @@
 from cavity.plots.convergence import compare, convergence
 from cavity.plots.forest import forest
 from cavity.plots.robust import boundaries, choice, curves
+from cavity.plots.spread import spread
 
-__all__ = ["boundaries", "choice", "compare", "convergence", "curves", "forest"]
+__all__ = ["boundaries", "choice", "compare", "convergence", "curves", "forest", "spread"]
