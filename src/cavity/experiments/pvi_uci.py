@@ -166,8 +166,8 @@ def _tell(journal: Journal, case: Case, scheme: str, history: list[Record], refe
         MB=round(last["bytes"] / 1e6, 2), seconds=round(last["seconds"], 1),
     )  # fmt: skip
     journal.row("scores", **who, **uci.scored(history))
-    journal.say(f"{case.data} {case.split}, {case.family}, seed {case.seed}, {scheme}: {gap:+.1e} nats a row from global VI, "
-                f"{last['seconds']:.0f} s")  # fmt: skip
+    label = f"{case.data} {case.split}, {case.family}, seed {case.seed}, {scheme}"
+    journal.say(f"{label}: {gap:+.1e} nats a row from global VI, {last['seconds']:.0f} s")
 
 
 def _judge(journal: Journal, name: str, found: Mapping[Case, Histories], *, quick: bool) -> None:
