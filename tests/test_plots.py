@@ -125,3 +125,21 @@ def test_boundaries_stand_side_by_side():
     views = {name: lambda rows, sign=sign: 1 / (1 + np.exp(-sign * rows[:, 0])) for name, sign in (("a", 1), ("b", -1))}
     figure = plots.boundaries(x, y, np.arange(20) >= 18, views)
     assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
+
+
+def test_spread_is_the_mean_over_seeds_with_a_standard_deviation_to_either_side():
+    histories = [[{"communications": 10, "error": 0.3}, {"communications": 20, "error": 0.1}],
+                 [{"communications": 10, "error": 0.5}, {"communications": 20, "error": 0.3},
+                  {"communications": 30, "error": 0.0}]]  # fmt: skip
+    (axes,) = plots.spread({"PVI": histories, "VCL": histories[:1]}, "error", reference=0.2).axes
+    line, single, reference = axes.lines
+    np.testing.assert_allclose(line.get_xydata(), [[10, 0.4], [20, 0.2]])
+    np.testing.assert_allclose(single.get_ydata(), [0.3, 0.1])
+    np.testing.assert_allclose(reference.get_ydata(), 0.2)
+    (band,) = axes.collections  # one history has no spread
+    heights = band.get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose([heights.min(), heights.max()], [0.1, 0.5], atol=1e-12)
+    with pytest.raises(CavityError, match="no method has a run"):
+        plots.spread({}, "error")
+    with pytest.raises(CavityError, match="'VCL': it has no round"):
+        plots.spread({"VCL": []}, "error")

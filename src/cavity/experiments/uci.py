@@ -50,7 +50,8 @@ def rows(name: str, seed: int) -> Rows:
     cuts = [int(TRAINING_SHARE * number), int((1 + TRAINING_SHARE) / 2 * number)]
     train, validation, test = np.split(order, cuts)
     table = SOURCES[name](train)
-    parts = [(table.x[part], table.y[part].astype(float)) for part in (train, validation, test)]
+    labels = 1 - table.y if name == "credit" else table.y  # in table 2 a refusal is positive
+    parts = [(table.x[part], labels[part].astype(float)) for part in (train, validation, test)]
     return Rows(table.columns, *parts)
 
 
