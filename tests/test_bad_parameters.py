@@ -10,7 +10,6 @@ from cavity.distributions import Beta as BetaShare
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.divergences import KL, FDivergence, FisherRao, Renyi, ReverseKL, WeightedKL
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Likelihood
 from cavity.losses import (
     Beta,
     Gamma,
@@ -37,6 +36,7 @@ from cavity.solvers import (
     NaturalGradient,
     StochasticNaturalGradient,
 )
+from tests.doubles import CauchyNoise
 
 NAN, INF = float("nan"), float("inf")
 
@@ -72,23 +72,6 @@ def test_f_must_vanish_at_one():
         FDivergence(lambda u: jnp.log(u - 1.0))
 
 
-class Cauchy(Likelihood):
-    """A likelihood with no abilities."""
-
-    @property
-    def num_predictors(self):
-        return 1
-
-    def log_prob(self, f, y):
-        return -jnp.log1p((y - f[..., 0]) ** 2)
-
-    def mean(self, f):
-        return f[..., 0]
-
-    def check(self, y):
-        return None
-
-
 def log_likelihood(parameters, batch):
     return -0.5 * (batch - parameters) ** 2
 
@@ -98,7 +81,7 @@ MEAN_FIELD = linear_regression(1, noise_sd=1.0, family=DiagonalGaussian)
 ISOTROPIC = linear_regression(1, noise_sd=1.0, family=IsotropicGaussian)
 UNKNOWN = linear_regression(1)
 LOGISTIC = logistic_regression(1)
-CAUCHY = Regression(FullGaussian(jnp.zeros(2), jnp.eye(2)), Cauchy(), ("x",))
+CAUCHY = Regression(FullGaussian(jnp.zeros(2), jnp.eye(2)), CauchyNoise(), ("x",))
 FUNCTION = function_model(log_likelihood, 0.0)
 SHARE = BernoulliShare(BetaShare.from_concentrations(jnp.asarray(1.0), jnp.asarray(1.0)))
 SCORES = ScoreMatching(SquaredExponential(2.0))

@@ -23,11 +23,12 @@ from cavity.engines import drive, stacks
 from cavity.engines.local import LocalEngine
 from cavity.engines.stacks import pad
 from cavity.engines.streaming import StreamingEngine
-from cavity.interfaces import ClientSource, Data, Solution, Solver
+from cavity.interfaces import Data, Solution, Solver
 from cavity.models import function_model, logistic_regression
 from cavity.schedules import Synchronous
 from cavity.server import Adaptive, Fixed, Stale
 from cavity.solvers import Gradient, NaturalGradient
+from tests.doubles import LoadedWhenAsked
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -157,22 +158,10 @@ def test_buckets_of_unequal_sizes(monkeypatch):
     assert_same(run_local(algorithm, data, 4, rounds=4), apart)
 
 
-class Source(ClientSource):
-    def __init__(self, data):
-        self.data = data
-
-    @property
-    def names(self):
-        return list(self.data)
-
-    def load(self, names):
-        return [self.data[name] for name in names]
-
-
 @pytest.mark.parametrize(("method", "chunk"), [(NOISY, 1), (NOISY, 3), (EXACT, 7)])
 def test_streamed_chunks(method, chunk):
     algorithm, data = ALGORITHMS[method], clients()
-    engine = StreamingEngine(algorithm, Source(data), seed=3, chunk=chunk)
+    engine = StreamingEngine(algorithm, LoadedWhenAsked(data), seed=3, chunk=chunk)
     assert_same(run(algorithm, engine, list(data)), reference(method))
     engine.close()
 

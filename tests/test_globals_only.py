@@ -17,12 +17,12 @@ import cavity
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.divergences import KL, Renyi, WeightedKL
 from cavity.errors import CavityError
-from cavity.interfaces import ClientSource
 from cavity.losses import Beta, NegativeLogLikelihood, Tempered
 from cavity.models.from_numpyro import numpyro_model
 from cavity.models.globals_only import SERVER, as_rows
 from cavity.schedules import Sequential
 from cavity.selection import expected_loss
+from tests.doubles import LoadedWhenAsked
 from tests.gaussian_vi import closest_gaussian_1d
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -390,24 +390,10 @@ def test_other_ways_to_the_same_posterior():
         fit = rest(algorithm, clients, **options)
         assert cavity.kl(fit.posterior, counted(3).posterior) < 1e-10, options
         assert fit.history[0]["communications"] == 3
-    streamed = rest(algorithm, Source(clients), chunk=2)
+    streamed = rest(algorithm, LoadedWhenAsked(clients), chunk=2)
     assert cavity.kl(streamed.posterior, counted(3).posterior) < 1e-10
     assert streamed.server.names == counted(3).server.names
     assert streamed.history[0]["bytes"] == counted(3).history[0]["bytes"]
-
-
-class Source(ClientSource):
-    """Clients that are loaded when they are asked for."""
-
-    def __init__(self, clients):
-        self.clients = clients
-
-    @property
-    def names(self):
-        return list(self.clients)
-
-    def load(self, names):
-        return [self.clients[name] for name in names]
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ import cavity
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.errors import CavityError, UnsuitableError
 from cavity.hyperparameters import ByGradient, NoiseSd, PriorScale
-from cavity.interfaces import ClientSource
 from cavity.learning import total_sums
 from cavity.losses import Beta
 from cavity.models import linear_regression, logistic_regression, normal_location
 from tests import scenarios
+from tests.doubles import LoadedWhenAsked
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -216,20 +216,8 @@ def test_steps_that_do_not_suffice_are_told(caplog):
     assert "call fit.learn again" in caplog.text
 
 
-class Wards(ClientSource):
-    def __init__(self, clients):
-        self._clients = clients
-
-    @property
-    def names(self):
-        return list(self._clients)
-
-    def load(self, names):
-        return [self._clients[name] for name in names]
-
-
 def test_streamed_clients_learn_the_same():
-    source = Wards(scenarios.clients(X, Y, PARTITIONS["alike"]))
+    source = LoadedWhenAsked(scenarios.clients(X, Y, PARTITIONS["alike"]))
     model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=10.0)
     streamed = cavity.run(cavity.PVI(model), source).learn(NoiseSd())
     expected = linear_fit().learn(NoiseSd()).algorithm.model.likelihood.noise_sd

@@ -17,11 +17,11 @@ from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.divergences import Renyi, WeightedKL
 from cavity.errors import CavityError, UnsuitableError
 from cavity.importance import FEWEST_DRAWS, importance_weights, log_likelihoods, pareto_k
-from cavity.interfaces import ClientSource
 from cavity.losses import Beta, ScoreMatching, Tempered
 from cavity.losses.score_matching import SquaredExponential
 from cavity.models import linear_regression, logistic_regression, normal_location, poisson_regression
 from tests import scenarios
+from tests.doubles import LoadedWhenAsked
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -76,21 +76,9 @@ def test_a_client_sends_one_number_per_draw():
     np.testing.assert_allclose(sent["client-2"], np.sum(y * f - np.logaddexp(0, f), axis=1), rtol=1e-12)
 
 
-class Wards(ClientSource):
-    def __init__(self, clients):
-        self._clients = clients
-
-    @property
-    def names(self):
-        return list(self._clients)
-
-    def load(self, names):
-        return [self._clients[name] for name in names]
-
-
 def test_streamed_clients_weigh_the_same():
     clients = logistic_clients(scenarios.homogeneous(120, 4))
-    streamed = cavity.run(fitted().algorithm, Wards(clients))
+    streamed = cavity.run(fitted().algorithm, LoadedWhenAsked(clients))
     expected = pooled_log_weights(streamed.posterior, (weights := streamed.importance_weights(60)).draws)
     np.testing.assert_allclose(weights.log_weights, expected, rtol=0, atol=1e-9)
 

@@ -13,7 +13,7 @@ import cavity
 from cavity.distributions import Beta, DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.divergences import KL, Renyi, WeightedKL
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Likelihood, Problem
+from cavity.interfaces import Problem
 from cavity.losses import NegativeLogLikelihood, Tempered
 from cavity.models import (
     BernoulliShare,
@@ -28,6 +28,7 @@ from cavity.solvers import AlphaDivergence, FixedPoint, NaturalGradient, PowerEP
 from cavity.solvers.row_moments import refit
 from tests import scenarios
 from tests.contracts import solver as contract
+from tests.doubles import CauchyNoise
 from tests.numpy_ep import power_ep, tilted_moments
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -66,23 +67,6 @@ def poisson_log_likelihood(f, y):
 
 def cauchy_log_likelihood(f, y):
     return -np.log1p((y - f) ** 2)
-
-
-class CauchyNoise(Likelihood):
-    """y ~ Cauchy(f, 1), up to a constant: not log-concave, so that an outlier has a factor of negative precision."""
-
-    @property
-    def num_predictors(self):
-        return 1
-
-    def log_prob(self, f, y):
-        return -jnp.log1p((y - f[..., 0]) ** 2)
-
-    def mean(self, f):
-        return f[..., 0]
-
-    def check(self, y):
-        return None
 
 
 REGRESSIONS = {
