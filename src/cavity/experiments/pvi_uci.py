@@ -6,9 +6,9 @@ paper's local solver is Adam with batches; here solves are by natural gradient w
 rows, to convergence: there is no solver noise, and a run depends on its seed through the split of the data alone. Full
 covariance stands beside it, with the adaptive damping that is the default.
 
-What is to be reached is the test log likelihood of global VI at its optimum, in nats a row. On bank's split B the BCM in
-mean field is reported and not judged: clients' label shares differ less there than in adult (0.47 and 0.05), and the
-product of mean fields forgives that; with full covariance BCM is worse there too.
+What is to be reached is the test log likelihood of global VI at its optimum, in nats a row. On bank's split B the BCM
+in mean field is reported and not judged: clients' label shares differ less there than in adult (0.47 and 0.05), and
+the product of mean fields forgives that; with full covariance BCM is worse there too.
 """
 
 from __future__ import annotations
