@@ -7,3 +7,8 @@ from cavity.data import sources
 needs_data = pytest.mark.skipif(
     sources.data_directory() is None, reason="CAVITY_DATA is not set: the real data sets are not here"
 )
+
+
+def thorough(test):
+    """A slow test of many small programs, which are compiled quickly: it checks a special case of what fast ones do."""
+    return pytest.mark.slow(pytest.mark.usefixtures("quick_to_compile")(test))

@@ -78,3 +78,10 @@ print(json.dumps({
 """
     found = json.loads(in_a_new_process(code, JAX_ENABLE_X64=enabled))
     assert found == {"changed": [], "x64": enabled == "1", "dtype": "float64" if enabled == "1" else "float32"}
+
+
+def test_a_module_may_not_hide_what_it_has_of_its_own_name():
+    from cavity.lazily import from_rooms
+
+    with pytest.raises(ValueError, match="of the same name: shrunk"):
+        from_rooms("cavity.models", {"shrunk": "Shrunk shrunk"})

@@ -21,6 +21,7 @@ from cavity.server import Fixed
 from cavity.taken_out import AllButShare, AverageFactor, Everything, Nothing
 from tests import scenarios
 from tests.gaussian_vi import closest_gaussian
+from tests.marks import thorough
 from tests.numpy_ep import power_ep
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -237,6 +238,7 @@ def test_a_line_is_its_method(method):
     assert distance(fitted(method).posterior, DEFINITIONS[method]()) < 1e-5
 
 
+@thorough
 def test_alpha_divergence_ep_matches_the_moments_of_every_client():
     fit = fitted("alpha-divergence EP (ADPEP)")
     assert fit.converged
@@ -299,6 +301,7 @@ def test_clients_who_stand_for_all_rows_count_them_once():
     assert np.isnan(fit.history[-1]["free_energy"])  # the local terms are of more rows than there are
 
 
+@thorough
 def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
     """One client at a time, in one order, all of one size: the bias is of the order of the step."""
     namespace, errors = page(), []

@@ -29,6 +29,7 @@ from cavity.solvers.row_moments import refit
 from tests import scenarios
 from tests.contracts import solver as contract
 from tests.doubles import CauchyNoise
+from tests.marks import thorough
 from tests.numpy_ep import power_ep, tilted_moments
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -40,6 +41,11 @@ CASES = {
 }
 
 
+@thorough
+@thorough
+@thorough
+@thorough
+@thorough
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_contract(case):
     contract.check_finds_the_conjugate_answer(*case)
@@ -136,6 +142,7 @@ def test_tied_factor_ends_where_row_after_row_does(alpha):
         assert_moments(solution.tilted, in_numpy(probit_log_likelihood, x, y, alpha), 1e-4)
 
 
+@thorough
 def test_weights_are_copies_and_powers():
     """Weight 2 is two rows; weight 1/2 the root of the likelihood."""
     x, y = rows("probit")
@@ -150,6 +157,7 @@ def test_weights_are_copies_and_powers():
     assert_moments(solution.tilted, in_numpy(probit_log_likelihood, x[repeated], y[repeated], 1.0, weight=halves), 1e-5)
 
 
+@thorough
 def test_power_of_the_likelihood_and_weight_of_the_divergence_are_one_number():
     x, y = rows("logistic")
     model = logistic_regression(1, prior_scale=2.0)
@@ -159,6 +167,7 @@ def test_power_of_the_likelihood_and_weight_of_the_divergence_are_one_number():
         assert_moments(solution.tilted, expected, 1e-5)
 
 
+@thorough
 def test_an_outlier_has_a_factor_of_negative_precision():
     """A likelihood that is not log-concave, from outside the library."""
     x = np.array([[-1.0], [-0.5], [0.0], [0.4], [0.7], [1.0], [1.5]])
@@ -241,6 +250,7 @@ def test_one_logistic_row_has_the_moments_of_a_grid(x, prior_scale):
     np.testing.assert_allclose(tilted.variance, variance, rtol=1e-7)
 
 
+@thorough
 def test_many_logistic_rows_are_near_a_grid():
     """One coefficient: EP is within a hundredth of a standard deviation of the posterior, VI is further off."""
     scenario = scenarios.logistic(400, 1, seed=3)
@@ -285,6 +295,7 @@ def test_refit_has_the_moments_of_scipy(case):
     np.testing.assert_allclose((matched - mean) / np.sqrt(variance), 0.0, atol=1e-7)
 
 
+@thorough
 def test_a_row_that_sees_nothing_changes_nothing():
     """Without an intercept, a row of zeros."""
     x, y = rows("logistic")
@@ -300,6 +311,7 @@ def test_a_row_that_sees_nothing_changes_nothing():
 # several predictors, and none
 
 
+@thorough
 def test_one_softmax_row_has_the_moments_of_a_grid():
     prior_scale, x = 1.5, 1.3
     model = softmax_regression(1, 3, prior_scale=prior_scale, intercept=False)
@@ -315,7 +327,7 @@ def test_one_softmax_row_has_the_moments_of_a_grid():
 
 @pytest.mark.parametrize(
     ("num_features", "tolerance"),
-    [(1, 1e-5), pytest.param(4, 0.04, marks=pytest.mark.slow)],
+    [(1, 1e-5), (4, 0.04)],
     ids=["grid", "Monte Carlo"],
 )
 def test_without_a_linear_predictor_theta_itself_is_what_a_row_sees(num_features, tolerance):
@@ -358,6 +370,7 @@ def test_clients_end_where_one_client_with_all_rows_does(alpha, sort):
     assert_moments(fit.posterior, (np.asarray(pooled.posterior.mean), np.asarray(pooled.posterior.covariance)), 1e-4)
 
 
+@thorough
 def test_single_precision():
     scenario = scenarios.probit()
     this = problem(probit_regression(2, prior_scale=2.0), scenario.x, scenario.y)
@@ -462,6 +475,7 @@ def test_a_minimum_of_the_alpha_divergence_has_the_moments_of_the_geometric_mean
     np.testing.assert_allclose(v, covariance[0, 0], rtol=1e-4)
 
 
+@thorough
 def test_alpha_divergence_of_one_row_is_power_ep():
     """With one row at the client, Algorithms 2 and 3 have the same fixed points."""
     model, x, y = logistic_regression(1, prior_scale=3.0), np.array([[1.2]]), np.array([1.0])

@@ -15,6 +15,8 @@ def from_rooms(package: str, rooms: Mapping[str, str]) -> Callable[[str], Any]:
         rooms: module -> the public names that it has, with spaces between them.
     """
     homes = {name: f"{package}.{room}" for room, names in rooms.items() for name in names.split()}
+    if hidden := homes.keys() & rooms.keys():  # a module, once loaded, takes its own name in the package
+        raise ValueError(f"{package}: a module hides what it has of the same name: {', '.join(sorted(hidden))}")
 
     def load(name: str) -> Any:
         if name not in homes:

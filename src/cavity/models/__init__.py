@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         softmax_regression,
     )
     from cavity.models.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
-    from cavity.models.shrunk import ShrunkRegression, shrunk
+    from cavity.models.shrunk_regression import ShrunkRegression, shrunk
 
 __all__ = [
     "MLP",
@@ -73,6 +73,6 @@ __getattr__ = from_rooms(
         "regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
         "softmax_regression",
         "shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
-        "shrunk": "ShrunkRegression shrunk",
+        "shrunk_regression": "ShrunkRegression shrunk",
     },
 )
