@@ -8,7 +8,7 @@ import pytest
 import cavity
 from cavity import PVI, run
 from cavity.experiments import pvi_uci, runner, uci
-from cavity.experiments.pvi_uci import near_from
+from cavity.experiments.pvi_uci import farthest, near_from
 from cavity.experiments.schemes import as_if_federated, counting_steps, schemes
 from cavity.schedules import Sequential, Synchronous
 from cavity.server import Fixed
@@ -64,6 +64,11 @@ def test_bcm_and_vcl_are_a_first_round_and_a_first_pass():
 def test_near_means_near_from_then_on(gaps, expected):
     history = [{"round": i, "test_log_likelihood": -0.3 + gap} for i, gap in enumerate(gaps, start=1)]
     assert near_from(history, -0.3) == expected
+
+
+def test_the_farthest_since_a_round():
+    assert farthest([0.5, -0.2, 0.1], 2) == 0.2
+    assert farthest([0.5, -0.2], 10) == 0.2  # converged after two rounds
 
 
 def test_the_bars_are_those_that_are_asked():

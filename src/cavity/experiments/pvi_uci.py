@@ -157,6 +157,11 @@ def near_from(history: list[Record], reference: float) -> int | None:
     return None if far[-1] == history[-1]["round"] else far[-1] + 1
 
 
+def farthest(gaps: list[float], since: int) -> float:
+    """The largest distance from this round on; of a run that converged before it, the last."""
+    return max(map(abs, gaps[min(since, len(gaps)) - 1 :]))
+
+
 def _tell(journal: Journal, case: Case, scheme: str, history: list[Record], reference: float) -> None:
     """What it cost and how near it came, then how well it predicts."""
     last = history[-1]
@@ -181,7 +186,7 @@ def _judge(journal: Journal, name: str, found: Mapping[Case, Histories], *, quic
         for case, histories in found.items():
             if (case.split, case.family) == (split, family):
                 gap = gaps(histories[scheme], histories[GLOBAL][-1]["test_log_likelihood"])
-                ends.append(max(map(abs, gap[round_ - 1 :])) if round_ else -gap[-1])
+                ends.append(farthest(gap, round_) if round_ else -gap[-1])
         return max(ends) if round_ else min(ends)
 
     if name == "credit":
