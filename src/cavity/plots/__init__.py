@@ -1,7 +1,8 @@
 """Pictures of fits, as matplotlib figures (the extra `cavity[plots]`); nothing is shown or saved on its own."""
 
+from cavity.plots.calibration import calibration
 from cavity.plots.convergence import compare, convergence
 from cavity.plots.forest import forest
 from cavity.plots.robust import boundaries, choice, curves
 
-__all__ = ["boundaries", "choice", "compare", "convergence", "curves", "forest"]
+__all__ = ["boundaries", "calibration", "choice", "compare", "convergence", "curves", "forest"]
