@@ -75,6 +75,12 @@ def test_methods_are_lines_of_the_page_on_kin():
     assert float(found["BCM (split)"].taken_out.num_rows) == 60
 
 
+def test_global_vi_asks_every_client_at_each_step():
+    by_steps = pvi_icu.as_exchanges([{"round": 2, "steps": 600, "communications": 2}], num_clients=5)
+    by_rounds = pvi_icu.as_exchanges([{"round": 2, "steps": None, "communications": 2}], num_clients=5)
+    assert (by_steps[0]["communications"], by_rounds[0]["communications"]) == (3000, 10)
+
+
 def test_the_gap_is_the_worse_of_both_schedules_over_seeds():
     def fits(synchronous, sequential):
         ends = {pvi_icu.GLOBAL: -0.25, pvi_icu.SYNCHRONOUS: synchronous, pvi_icu.SEQUENTIAL: sequential, "VCL": -9.0}
@@ -93,8 +99,9 @@ def test_in_small(tmp_path):
     assert all(check.holds is None for check in result.checks)
     assert result.checks[0].value < 0.01  # few rounds are nearly enough for the regression
     assert [check.value is None for check in result.checks] == [False, True, False, True]
-    (row,) = result.results["partitions"]
-    assert sum(row["sizes"]) == pytest.approx(0.6 * 2179, abs=60)
+    clusters, hospitals = result.results["partitions"]
+    assert sum(clusters["sizes"]) == pytest.approx(0.6 * 2179, abs=60)
+    assert 150 < hospitals["clients"] <= 186  # some have no stay of a training patient
     scores = {(row["model"], row["method"]): row for row in result.results["scores"]}
     assert len(scores) == 2 * len(pvi_icu.METHODS)
     assert scores["logistic regression", "global VI"]["auc"] > 0.75

@@ -58,6 +58,10 @@ IN_WORDS = {
     FEDERATED: "all hospitals, data stay where they are",
     POOLED: "all data in one place",
 }
+TITLES = (
+    "Does a predicted risk of heart disease mean what it says?",
+    "Does it mean what it says, if all hospitals are taken to be alike?",
+)
 LOOKS = {ALONE: 0, FEDERATED: 1, POOLED: 2, BCM: 3}  # colours and marks, the same above and below
 
 
@@ -101,9 +105,9 @@ def pvi_heart(journal: Journal, size: Size, seed: int) -> None:
     gain = _mean_gain(risks[MODELS[0], FEDERATED], risks[MODELS[0], ALONE], table.y, hospitals)
     name = "pvi-6c log likelihood of PVI - own data alone, mean over hospitals, nats a patient"
     journal.check(name, gain, ">= 0", None if size is Size.QUICK else gain >= 0)
-    for name, model, beside in (("risks", MODELS[0], ""), ("risks_one_level", MODELS[1], "  One level for all")):
+    for name, model, title in zip(("risks", "risks_one_level"), MODELS, TITLES, strict=True):
         of_model = {w: risks[model, w] for w in METHODS}
-        journal.figure(name, lambda r=of_model, b=beside: picture(r, table.y, hospitals, b))
+        journal.figure(name, lambda r=of_model, t=title: picture(r, table.y, hospitals, t))
 
 
 def with_levels(table: HospitalTable) -> HospitalTable:
@@ -213,7 +217,7 @@ def _tell(
             )
 
 
-def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition.Partition, beside: str = "") -> Figure:
+def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition.Partition, title: str) -> Figure:
     """Above, whether each hospital's risks can be trusted, every patient predicted once; below, how good they are."""
     from matplotlib.figure import Figure
 
@@ -234,7 +238,7 @@ def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition
         axes.set_title(f"{NAMES[name]}: {y[rows].sum()} of {len(rows)} have it", fontsize="medium")
     panels[0].annotate("risk said\ntoo low", (0.03, 0.8), fontsize="small", color="#666666")
     panels[0].annotate("risk said\ntoo high", (0.64, 0.06), fontsize="small", color="#666666")
-    above.suptitle(f"Does a predicted risk of heart disease mean what it says?{beside}", fontweight="bold")
+    above.suptitle(title, fontweight="bold")
     above.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     left, right = below.subplots(1, 2, sharey=True, width_ratios=[1, 1])
     squares = {way: (risks[way] - y) ** 2 for way in METHODS}
