@@ -78,7 +78,7 @@ def test_methods_are_lines_of_the_page_on_kin():
 def test_global_vi_asks_every_client_at_each_step():
     by_steps = pvi_icu.as_exchanges([{"round": 2, "steps": 600, "communications": 2}], num_clients=5)
     by_rounds = pvi_icu.as_exchanges([{"round": 2, "steps": None, "communications": 2}], num_clients=5)
-    assert (by_steps[0]["communications"], by_rounds[0]["communications"]) == (3000, 10)
+    assert (by_steps[0]["communications"], by_rounds[0]["communications"]) == (3000, None)
 
 
 def test_the_gap_is_the_worse_of_both_schedules_over_seeds():
@@ -88,6 +88,27 @@ def test_the_gap_is_the_worse_of_both_schedules_over_seeds():
 
     np.testing.assert_allclose(pvi_icu._largest_gap([fits(-0.26, -0.25), fits(-0.25, -0.22)]), 0.03)
     assert np.isnan(pvi_icu._largest_gap([fits(np.nan, -0.25)]))
+
+
+def test_the_picture_shows_means_and_bands_and_keeps_what_is_far_below_at_the_edge():
+    pytest.importorskip("matplotlib")
+
+    def fits(shift):
+        ends = dict.fromkeys(pvi_icu.METHODS, -0.25) | {"BCM (same)": -7.0, pvi_icu.SYNCHRONOUS: -0.26 + shift}
+        histories = {
+            name: [{"communications": 5 * i, "test_log_likelihood": end} for i in (1, 2)] for name, end in ends.items()
+        }
+        histories[pvi_icu.GLOBAL][0]["communications"] = None
+        return histories | {"BCM (same)": histories["BCM (same)"][:1], "VCL": histories["VCL"][:1]}
+
+    figure = pvi_icu.picture({("perceptron", "k-means"): [fits(0.0), fits(0.02)]}, "communications", "visits")
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(lines[pvi_icu.SYNCHRONOUS].get_ydata(), [-0.25, -0.25])
+    np.testing.assert_allclose(lines["BCM (same)"].get_ydata(), [-0.25 - pvi_icu.BELOW])
+    assert (lines["BCM (same)"].get_marker(), len(lines[pvi_icu.GLOBAL].get_xdata())) == ("v", 0)
+    heights = [np.ptp(band.get_paths()[0].vertices[:, 1]) for band in axes.collections]
+    np.testing.assert_allclose(heights, [0.02, 0.0, 0.0, 0.0], atol=1e-12)  # of those with several rounds
 
 
 @needs_data

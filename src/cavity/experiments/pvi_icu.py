@@ -270,8 +270,8 @@ def fit_global(model: PredictiveModel, data: Data, setting: Setting, seed: int, 
 
 
 def as_exchanges(history: Sequence[Mapping[str, Any]], num_clients: int) -> list[dict[str, Any]]:
-    """Global VI in a federation: each of its steps, or of its rounds where they are solves, asks every client."""
-    return [dict(r) | {"communications": num_clients * (r["steps"] or r["round"])} for r in history]
+    """Global VI in a federation: each of its gradient steps asks every client; solves at one place have no count."""
+    return [dict(r) | {"communications": r["steps"] and num_clients * r["steps"]} for r in history]
 
 
 def _others(
@@ -385,6 +385,9 @@ def _panel(axes: Axes, seeds: Sequence[Histories], against: str) -> None:
     end = float(np.mean([fits[GLOBAL][-1]["test_log_likelihood"] for fits in seeds]))
     bottom, top = end - BELOW, end + ABOVE
     for i, method in enumerate(METHODS):
+        if seeds[0][method][0][against] is None:  # global VI by a solve at one place: the line that is drawn below
+            axes.plot([], [], color=colour(i), label=method)
+            continue
         length = min(len(fits[method]) for fits in seeds)  # runs that settled early are shorter
         x = np.array([record[against] for record in seeds[0][method][:length]], float)
         values = np.array([[r["test_log_likelihood"] for r in fits[method][:length]] for fits in seeds], float)
