@@ -126,5 +126,7 @@ def test_in_small(tmp_path):
     scores = {(row["model"], row["method"]): row for row in result.results["scores"]}
     assert len(scores) == 2 * len(pvi_icu.METHODS)
     assert scores["logistic regression", "global VI"]["auc"] > 0.75
-    assert scores["logistic regression", "global VI"]["log_likelihood"] > -0.3  # the entropy of 9 % deaths
+    assert (
+        scores["logistic regression", "global VI"]["log_likelihood"] > -0.31
+    )  # the training share of deaths alone gives -0.338
     assert result.figures == ("communications.png", "gradient_steps.png")
