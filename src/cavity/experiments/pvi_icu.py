@@ -37,7 +37,7 @@ from cavity.distributions import DiagonalGaussian
 from cavity.experiments.images import JITTER, PRIOR_SCALE, SCALES_FASTER, STEP_SIZE, TIGHT, annealed
 from cavity.experiments.runner import Journal, Size
 from cavity.interfaces import Damping, PredictiveModel, Schedule, Solver
-from cavity.models import logistic_regression, mlp_classifier
+from cavity.models import MLP, logistic_regression, mlp_classifier
 from cavity.plots.style import axes_or_new, colour, marker
 from cavity.results import Fit, run
 from cavity.schedules import Sequential, Synchronous
@@ -306,18 +306,17 @@ def _records(fit: Fit, steps: int | None, visits_in_turn: int) -> list[dict[str,
 
 def _scores(model: PredictiveModel, data: Data) -> dict[str, Callable[[Any], float]]:
     """Log likelihood (nats a stay) and others of the held-out parts, for the history."""
+    num_draws = NUM_DRAWS if isinstance(model, MLP) else None
 
     def score(measure: Callable, part: Rows) -> Callable[[Any], float]:
         x, y = part
 
-        def of(posterior: Any) -> float:
-            q = jax.tree.map(jnp.asarray, posterior)
-            num_draws = NUM_DRAWS if hasattr(model, "sizes") else None
-            probabilities = model.predict(q, x, key=jax.random.key(0), num_draws=num_draws).mean
-            risk = probabilities[:, 1] if probabilities.ndim == 2 else probabilities
-            return float(measure(risk, y.astype(int)))
+        @jax.jit  # compiled once for all rounds
+        def risk(q: Any) -> Any:
+            found = model.predict(q, x, key=jax.random.key(0), num_draws=num_draws).mean
+            return found[:, 1] if found.ndim == 2 else found
 
-        return of
+        return lambda posterior: float(measure(risk(jax.tree.map(jnp.asarray, posterior)), y.astype(int)))
 
     of_test = {f"test_{name}": score(measure, data.test) for name, measure in SCORES.items()}
     return {"validation_log_likelihood": score(metrics.log_likelihood, data.validation)} | of_test
@@ -382,6 +381,8 @@ def picture(found: Found, against: str, label: str) -> Figure:
 
 def _panel(axes: Axes, seeds: Sequence[Histories], against: str) -> None:
     """Means over seeds, with their standard deviation as a band; what lies far below is drawn at the lower edge."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     end = float(np.mean([fits[GLOBAL][-1]["test_log_likelihood"] for fits in seeds]))
     bottom, top = end - BELOW, end + ABOVE
     for i, method in enumerate(METHODS):
@@ -402,5 +403,9 @@ def _panel(axes: Axes, seeds: Sequence[Histories], against: str) -> None:
             axes.fill_between(x, mean - spread, mean + spread, color=colour(i), alpha=0.15, linewidth=0)
     axes.axhline(end, color=colour(0), linewidth=1, linestyle="--", zorder=1)
     axes.set_xscale("log")
+    narrow = axes.get_xlim()[1] < 100 * axes.get_xlim()[0]
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    axes.xaxis.set_major_formatter(lambda x, place: f"{x:,.0f}")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(bottom, top)
     axes.grid(color="#e6e6e6", linewidth=0.8)
