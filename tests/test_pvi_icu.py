@@ -106,7 +106,7 @@ def test_the_picture_shows_means_and_bands_and_keeps_what_is_far_below_at_the_ed
     lines = {line.get_label(): line for line in axes.lines}
     np.testing.assert_allclose(lines[pvi_icu.SYNCHRONOUS].get_ydata(), [-0.25, -0.25])
     np.testing.assert_allclose(lines["BCM (same)"].get_ydata(), [-0.25 - pvi_icu.BELOW])
-    assert (lines["BCM (same)"].get_marker(), len(lines[pvi_icu.GLOBAL].get_xdata())) == ("v", 0)
+    assert (lines["BCM (same)"].get_marker(), len(lines[pvi_icu.GLOBAL].get_xdata())) == (pvi_icu.OFF, 0)
     heights = [np.ptp(band.get_paths()[0].vertices[:, 1]) for band in axes.collections]
     np.testing.assert_allclose(heights, [0.02, 0.0, 0.0, 0.0], atol=1e-12)  # of those with several rounds
 

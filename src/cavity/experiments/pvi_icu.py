@@ -99,6 +99,7 @@ SETTINGS = {
     (NETWORK, K_MEANS): Setting(Fixed(0.4), 20, Fixed(1.0), 10, 300, 128),
     (NETWORK, HOSPITALS): Setting(Fixed(0.2), 24, Fixed(1.0), 10, 100, None),
 }
+OFF = r"$\downarrow$"  # marks what lies below the panel
 BELOW, ABOVE = 0.12, 0.03  # nats around global VI that are drawn
 QUICK_CASES = ((FULL_COVARIANCE, K_MEANS), (NETWORK, K_MEANS))
 GLOBAL_ROUNDS, GLOBAL_STEPS, GLOBAL_BATCH = 12, 500, 128
@@ -395,7 +396,7 @@ def _panel(axes: Axes, seeds: Sequence[Histories], against: str) -> None:
         values = np.clip(np.nan_to_num(values, nan=-np.inf), bottom, top)
         mean, spread = values.mean(0), values.std(0)
         if length == 1:
-            style: dict[str, Any] = {"marker": "v" if mean[0] == bottom else marker(i), "markersize": 8, "zorder": 4}
+            style: dict[str, Any] = {"marker": OFF if mean[0] == bottom else marker(i), "markersize": 8, "zorder": 4}
         else:
             style = {"linewidth": 1.6}
         axes.plot(x, mean, color=colour(i), label=method, clip_on=False, **style)
