@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
 from cavity import metrics
 
@@ -68,6 +68,69 @@ def test_binary_confidence_is_that_of_the_predicted_class():
     assert count.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     np.testing.assert_allclose(confidence[jnp.array([5, 8])], [0.6, 0.9], rtol=1e-6)
     assert accuracy[jnp.array([5, 8])].tolist() == [0.0, 1.0]
+
+
+# Predicted risks in order, and outcomes: 0.1 no, 0.2 no, 0.25 yes | 0.6 yes, 0.7 no, 0.9 yes.
+RISKS = np.array([0.6, 0.1, 0.9, 0.25, 0.2, 0.7])
+OUTCOMES = np.array([1, 0, 1, 1, 0, 0])
+
+
+@pytest.mark.parametrize(("equal_count", "num_bins", "predicted", "observed", "expected"), [
+    (True, 2, [0.55 / 3, 2.2 / 3], [1 / 3, 2 / 3], (3 * 0.15 + 3 * 0.2 / 3) / 6),
+    (False, 4, [0.55 / 3, np.nan, 0.65, 0.9], [1 / 3, np.nan, 0.5, 1.0], (3 * 0.15 + 2 * 0.15 + 0.1) / 6),
+])  # fmt: skip
+def test_risk_against_observed_share_by_hand(equal_count, num_bins, predicted, observed, expected):
+    """The bins are of the risk itself: 0.1 is a low risk, not a confident prediction."""
+    found = metrics.reliability(RISKS, OUTCOMES, num_bins, equal_count, of_class=1)
+    np.testing.assert_allclose(found[0], predicted, rtol=1e-5)
+    np.testing.assert_allclose(found[1], observed, rtol=1e-5)
+    error = metrics.expected_calibration_error(RISKS, OUTCOMES, num_bins, equal_count, of_class=1)
+    np.testing.assert_allclose(error, expected, rtol=1e-5)
+    of_the_other = metrics.expected_calibration_error(RISKS, OUTCOMES, 1, equal_count, of_class=0)
+    np.testing.assert_allclose(of_the_other, abs(metrics.calibration_in_the_large(RISKS, OUTCOMES)), rtol=1e-5)
+
+
+def test_calibration_in_the_large_by_hand():
+    np.testing.assert_allclose(metrics.calibration_in_the_large(RISKS, OUTCOMES), 2.75 / 6 - 3 / 6, rtol=1e-5)
+    both = np.column_stack([1 - RISKS, RISKS])
+    np.testing.assert_allclose(metrics.calibration_in_the_large(both, OUTCOMES), 2.75 / 6 - 3 / 6, rtol=1e-5)
+
+
+def test_area_under_the_curve_by_hand():
+    # Of the nine pairs of a yes and a no, 0.6, 0.25 > 0.1, 0.2 and 0.9 > all three: seven are in order.
+    np.testing.assert_allclose(metrics.auc(RISKS, OUTCOMES), 7 / 9, rtol=1e-6)
+    np.testing.assert_allclose(metrics.auc(np.full(6, 0.3), OUTCOMES), 0.5, rtol=1e-6)
+
+
+def test_scikit_learn_agrees_on_the_area_with_ties():
+    rng = np.random.default_rng(5)
+    p, labels = rng.integers(0, 8, 60) / 8, rng.integers(0, 2, 60)
+    np.testing.assert_allclose(metrics.auc(p, labels), roc_auc_score(labels, p), rtol=1e-6)
+    np.testing.assert_allclose(metrics.auc(np.column_stack([1 - p, p]), labels), roc_auc_score(labels, p), rtol=1e-6)
+
+
+def test_the_area_needs_two_classes_with_examples():
+    with pytest.raises(ValueError, match="both classes; all are of class 1"):
+        metrics.auc(np.array([0.2, 0.4]), np.array([1, 1]))
+    for metric in (metrics.auc, metrics.calibration_in_the_large):
+        with pytest.raises(ValueError, match="two classes, not 3"):
+            metric(PROBABILITIES, LABELS)
+    assert np.isnan(jax.jit(metrics.auc)(np.array([0.2, 0.4]), np.array([1, 1])))
+
+
+@pytest.mark.parametrize("metric", [metrics.auc, metrics.calibration_in_the_large])
+def test_two_classes_inside_jit(metric):
+    compiled = jax.jit(metric)
+    np.testing.assert_allclose(compiled(RISKS, OUTCOMES), metric(RISKS, OUTCOMES), rtol=1e-6)
+    assert np.isnan(compiled(np.where(RISKS == 0.2, np.nan, RISKS), OUTCOMES))
+    assert np.isnan(compiled(RISKS, np.where(RISKS == 0.2, 2, OUTCOMES)))
+    with pytest.raises(ValueError, match="NaN"):
+        metric(np.where(RISKS == 0.2, np.nan, RISKS), OUTCOMES)
+
+
+def test_a_class_that_is_none_has_no_risk():
+    with pytest.raises(ValueError, match="from 0 to 1; it is 2"):
+        metrics.reliability(RISKS, OUTCOMES, of_class=2)
 
 
 @pytest.mark.parametrize("num_bins", [3, 5, 15])

@@ -143,3 +143,27 @@ def test_spread_is_the_mean_over_seeds_with_a_standard_deviation_to_either_side(
         plots.spread({}, "error")
     with pytest.raises(CavityError, match="'VCL': it has no round"):
         plots.spread({"VCL": []}, "error")
+
+
+def test_calibration_groups_by_risk_and_compares_with_shares():
+    risks = np.array([0.1, 0.2, 0.3, 0.7, 0.8, 0.9])
+    outcomes = np.array([0, 0, 1, 1, 1, 0])
+    figure = plots.calibration({"alone": risks, "together": risks / 2}, outcomes, num_bins=2, rings="together")
+    diagonal, alone, together = figure.axes[0].lines
+    np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+    np.testing.assert_allclose(alone.get_xdata(), [0.2, 0.8])
+    np.testing.assert_allclose(alone.get_ydata(), [1 / 3, 2 / 3])
+    np.testing.assert_allclose(together.get_xdata(), [0.1, 0.4])
+    assert together.get_linestyle() == "None"
+    (intervals,) = figure.axes[0].collections  # rings have none
+    ends = np.array([segment[:, 1] for segment in intervals.get_segments()])
+    # Wilson, z = 1.645, n = 3: (1/3 + 0.4509 +- 1.645 sqrt(2/27 + 0.0752)) / 1.9019
+    np.testing.assert_allclose(ends[0], [0.0783, 0.7465], atol=2e-4)
+    np.testing.assert_allclose(ends[1], [1 - 0.7465, 1 - 0.0783], atol=2e-4)
+
+
+def test_calibration_refuses_what_is_not_there():
+    with pytest.raises(CavityError, match="at least one"):
+        plots.calibration({}, np.array([0, 1]))
+    with pytest.raises(CavityError, match="no 'pooled' to draw as rings; there is: alone"):
+        plots.calibration({"alone": np.array([0.2, 0.4])}, np.array([0, 1]), rings="pooled")

@@ -1,4 +1,4 @@
-"""How good predictive probabilities are: log likelihood, error rate, Brier score, calibration.
+"""How good predictive probabilities are: log likelihood, error rate, Brier score, area under the curve, calibration.
 
 Every function takes the probabilities of the classes and the true labels:
 
@@ -93,10 +93,74 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> Array:
     return jnp.mean(squares) / (2 if np.ndim(probabilities) == 1 else 1)
 
 
+def auc(probabilities: ArrayLike, labels: ArrayLike) -> Array:
+    """Area under the ROC curve of two classes: does class 1 get the larger probabilities? In [0, 1], 0.5 is chance.
+
+        AUC = P(p of a random example of class 1 > p of one of class 0) + P(they are equal) / 2
+
+    It is computed from ranks, so it says nothing about calibration.
+
+    Args:
+        probabilities: Of class 1, shape [n], or of both classes, shape [n, 2].
+        labels: True classes, shape [n], with at least one example of each.
+
+    Returns:
+        A scalar; NaN inside `jit` where a class has no example.
+
+    Example:
+        >>> float(auc(np.array([0.9, 0.4, 0.3, 0.4]), np.array([1, 1, 0, 0])))
+        0.875
+    """
+    if np.shape(probabilities)[1:] not in ((), (2,)):
+        raise ValueError(f"the area under the curve is for two classes, not {np.shape(probabilities)[1]}")
+    classes, labels = _checked(probabilities, labels)
+    if not isinstance(labels, Tracer) and len(np.unique(labels)) < 2:
+        raise ValueError(f"the area under the curve needs examples of both classes; all are of class {labels[0]}")
+    return _auc(classes, labels)
+
+
+@jax.jit
+def _auc(classes: Array, labels: Array) -> Array:
+    p, is_one = classes[:, 1], labels == 1
+    ordered = jnp.sort(p)
+    # equal probabilities share the mean of their ranks, from 1
+    rank = (jnp.searchsorted(ordered, p, side="left") + jnp.searchsorted(ordered, p, side="right") + 1) / 2
+    num_ones = jnp.sum(is_one)
+    num_pairs = num_ones * (len(p) - num_ones)
+    larger = jnp.sum(jnp.where(is_one, rank, 0.0)) - num_ones * (num_ones + 1) / 2
+    defined = (num_pairs > 0) & ~jnp.any(jnp.isnan(_of_true_class(classes, labels)))
+    return jnp.where(defined, larger / jnp.maximum(num_pairs, 1), jnp.nan).astype(p.dtype)
+
+
+def calibration_in_the_large(probabilities: ArrayLike, labels: ArrayLike) -> Array:
+    """The mean predicted probability of class 1 minus its observed share. Zero is best; above it, risk is overstated.
+
+    Args:
+        probabilities: Of class 1, shape [n], or of both classes, shape [n, 2].
+        labels: True classes, shape [n].
+
+    Returns:
+        A scalar, in [-1, 1].
+
+    Example:
+        >>> round(float(calibration_in_the_large(np.array([0.9, 0.4]), np.array([1, 0]))), 4)
+        0.15
+    """
+    if np.shape(probabilities)[1:] not in ((), (2,)):
+        raise ValueError(f"calibration in the large is for two classes, not {np.shape(probabilities)[1]}")
+    classes, labels = _checked(probabilities, labels)
+    bad = jnp.isnan(_of_true_class(classes, labels))
+    return jnp.mean(jnp.where(bad, jnp.nan, classes[:, 1] - labels))
+
+
 def reliability(
-    probabilities: ArrayLike, labels: ArrayLike, num_bins: int = 15, equal_count: bool = False
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    num_bins: int = 15,
+    equal_count: bool = False,
+    of_class: int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Confidence and accuracy of the predicted class, in bins of confidence.
+    """Confidence and accuracy of the predicted class, in bins of confidence; or of one class, for a predicted risk.
 
     The confidence is the probability of the most probable class; for shape [n] it is max(p, 1 - p).
 
@@ -107,6 +171,8 @@ def reliability(
         equal_count: If false, the bins are the intervals (i / num_bins, (i + 1) / num_bins]. If true, the
             examples are ordered by confidence and cut into bins of equal count (to within one); equal
             confidences keep the order of the rows, so where they straddle a cut the result depends on it.
+        of_class: If given, the probability of this class takes the place of the confidence, and the share of
+            examples that are of it that of the accuracy: predicted risk against observed share.
 
     Returns:
         For each bin, shape [num_bins]: the mean confidence, the share of correct predictions, and the number
@@ -120,7 +186,13 @@ def reliability(
     """
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1; it is {num_bins}")
-    confidence, correct = _confidence_and_correctness(*_checked(probabilities, labels))
+    classes, labels = _checked(probabilities, labels)
+    if of_class is None:
+        confidence, correct = _confidence_and_correctness(classes, labels)
+    elif 0 <= of_class < classes.shape[1]:
+        confidence, correct = _risk_and_outcome(classes, labels, of_class)
+    else:
+        raise ValueError(f"of_class must be a class from 0 to {classes.shape[1] - 1}; it is {of_class}")
     return _in_bins(confidence, correct, num_bins, equal_count)
 
 
@@ -147,7 +219,11 @@ def _in_bins(confidence: Array, correct: Array, num_bins: int, equal_count: bool
 
 
 def expected_calibration_error(
-    probabilities: ArrayLike, labels: ArrayLike, num_bins: int = 15, equal_count: bool = False
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    num_bins: int = 15,
+    equal_count: bool = False,
+    of_class: int | None = None,
 ) -> Array:
     """Expected calibration error: how far accuracy is from confidence, averaged over bins. In [0, 1].
 
@@ -161,6 +237,7 @@ def expected_calibration_error(
         labels: True classes, shape [n].
         num_bins: Number of bins.
         equal_count: Bins of equal count rather than equal width; see `reliability`.
+        of_class: Judge the probability of this class rather than the confidence; see `reliability`.
 
     Returns:
         A scalar.
@@ -169,7 +246,7 @@ def expected_calibration_error(
         >>> round(float(expected_calibration_error(np.array([0.9, 0.8]), np.array([1, 1]))), 4)
         0.15
     """
-    confidence, accuracy, count = reliability(probabilities, labels, num_bins, equal_count)
+    confidence, accuracy, count = reliability(probabilities, labels, num_bins, equal_count, of_class)
     gap = jnp.where(count > 0, jnp.abs(accuracy - confidence), 0.0)
     return jnp.sum(count / jnp.sum(count) * gap)
 
@@ -189,6 +266,14 @@ def _confidence_and_correctness(classes: Array, labels: Array) -> tuple[Array, A
     confidence = jnp.where(bad, jnp.nan, jnp.max(classes, axis=1))
     correct = (jnp.argmax(classes, axis=1) == labels).astype(classes.dtype)
     return confidence, jnp.where(bad, jnp.nan, correct)
+
+
+@partial(jax.jit, static_argnames="of_class")
+def _risk_and_outcome(classes: Array, labels: Array, of_class: int) -> tuple[Array, Array]:
+    """Probability of a class, and 1 where it is the true one, else 0. A bad row has NaN for both."""
+    bad = jnp.isnan(jnp.sum(classes, axis=1) + _of_true_class(classes, labels))
+    risk = jnp.where(bad, jnp.nan, classes[:, of_class])
+    return risk, jnp.where(bad, jnp.nan, (labels == of_class).astype(classes.dtype))
 
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 REPRODUCE = {
     "pvi-adult": "cavity.experiments.pvi_adult:pvi_adult",
     "pvi-uci": "cavity.experiments.pvi_uci:pvi_uci",
+    "pvi-heart": "cavity.experiments.pvi_heart:pvi_heart",
+    "pvi-icu": "cavity.experiments.pvi_icu:pvi_icu",
     "bnn-mnist": "cavity.experiments.bnn_mnist:bnn_mnist",
     "fedgvi-mnist": "cavity.experiments.fedgvi_images:fedgvi_mnist",
     "fedgvi-fashion": "cavity.experiments.fedgvi_images:fedgvi_fashion",
