@@ -6,9 +6,6 @@ import pytest
 from cavity.data.sources.hospitals import HospitalTable
 from cavity.experiments import pvi_icu, runner
 from cavity.experiments.runner import Size
-from cavity.schedules import Sequential, Synchronous
-from cavity.server import Fixed
-from cavity.taken_out import AllButShare, Nothing
 from tests.marks import needs_data
 
 
@@ -57,22 +54,6 @@ def test_clients_share_out_the_training_stays():
     clusters = pvi_icu.clients_of(data, pvi_icu.K_MEANS, seed=0)
     assert len(clusters) == pvi_icu.NUM_CLUSTERS
     assert sum(len(y) for _, y in clusters.values()) == 60
-
-
-def test_methods_are_lines_of_the_page_on_kin():
-    setting = pvi_icu.Setting(Fixed(0.4), 7, Fixed(0.5), 3)
-    found = pvi_icu.methods(setting, num_rows=60)
-    assert set(found) == set(pvi_icu.METHODS) - {pvi_icu.GLOBAL}
-    kinds = {name: (type(m.schedule), m.damping.exponent, m.rounds, type(m.taken_out)) for name, m in found.items()}
-    assert kinds == {
-        "PVI, synchronous": (Synchronous, 0.4, 7, type(None)),
-        "PVI, sequential": (Sequential, 0.5, 3, type(None)),
-        "BCM (same)": (Synchronous, 1.0, 1, type(None)),
-        "BCM (split)": (Synchronous, 1.0, 1, AllButShare),
-        "VCL": (Sequential, 1.0, 1, type(None)),
-        "streaming VB": (Sequential, 1.0, 3, Nothing),
-    }
-    assert float(found["BCM (split)"].taken_out.num_rows) == 60
 
 
 def test_global_vi_asks_every_client_at_each_step():

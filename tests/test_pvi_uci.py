@@ -52,6 +52,7 @@ def test_bcm_and_vcl_are_a_first_round_and_a_first_pass():
     assert cavity.kl(end("BCM (same)"), undamped) < 1e-12
     assert cavity.kl(end("VCL"), end("PVI, sequential", rounds=1)) < 1e-10
     assert cavity.kl(end("streaming VB"), end("VCL")) > 1e-2  # counts everything twice
+    assert schemes(60, 3, 2, Fixed(0.2), Fixed(0.5))["PVI, sequential"].options == {"damping": Fixed(0.5)}
     assert {name: scheme.rounds for name, scheme in chosen.items()} == {
         "PVI, synchronous": 3, "PVI, sequential": 2, "BCM (same)": 1, "BCM (split)": 1, "VCL": 1, "streaming VB": 2,
     }  # fmt: skip

@@ -36,15 +36,15 @@ from cavity.data import partition, sources
 from cavity.distributions import DiagonalGaussian
 from cavity.experiments.images import JITTER, PRIOR_SCALE, SCALES_FASTER, STEP_SIZE, TIGHT, annealed
 from cavity.experiments.runner import Journal, Size
-from cavity.interfaces import Damping, PredictiveModel, Schedule, Solver
+from cavity.experiments.schemes import schemes
+from cavity.interfaces import Damping, PredictiveModel, Solver
 from cavity.models import MLP, logistic_regression, mlp_classifier
 from cavity.plots.style import axes_or_new, colour, marker
 from cavity.results import Fit, run
-from cavity.schedules import Sequential, Synchronous
+from cavity.schedules import Synchronous
 from cavity.server import Adaptive, Fixed
 from cavity.solvers import Gradient, NaturalGradient
 from cavity.solvers.start import Tight
-from cavity.taken_out import AllButShare, Nothing, TakenOut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,16 +105,6 @@ QUICK_CASES = ((FULL_COVARIANCE, K_MEANS), (NETWORK, K_MEANS))
 GLOBAL_ROUNDS, GLOBAL_STEPS, GLOBAL_BATCH = 12, 500, 128
 
 
-@dataclass(frozen=True)
-class Method:
-    """A line of docs/kin.md."""
-
-    schedule: Schedule
-    damping: Damping
-    rounds: int
-    taken_out: TakenOut | None = None
-
-
 def pvi_icu(journal: Journal, size: Size, seed: int) -> None:
     """Every method for every model and partition; with five seeds where all is asked."""
     seeds = range(seed, seed + (FULL_SEEDS if size is Size.FULL else 1))
@@ -162,19 +152,6 @@ def pvi_icu(journal: Journal, size: Size, seed: int) -> None:
     journal.figure("communications", lambda: picture(found, "communications", "communications (client visits)"))
     by_steps = {case: seeds for case, seeds in found.items() if case[0] == NETWORK}
     journal.figure("gradient_steps", lambda: picture(by_steps, "steps", "gradient steps, one after the other"))
-
-
-def methods(setting: Setting, num_rows: int) -> dict[str, Method]:
-    """All that are compared with global VI."""
-    once = Fixed(1.0)
-    return {
-        SYNCHRONOUS: Method(Synchronous(), setting.synchronous, setting.rounds),
-        SEQUENTIAL: Method(Sequential(), setting.sequential, setting.passes),
-        "BCM (same)": Method(Synchronous(), once, 1),
-        "BCM (split)": Method(Synchronous(), once, 1, AllButShare(num_rows)),
-        "VCL": Method(Sequential(), once, 1),
-        "streaming VB": Method(Sequential(), once, setting.passes, Nothing()),
-    }
 
 
 def make_model(name: str, columns: Sequence[str]) -> PredictiveModel:
@@ -280,17 +257,18 @@ def _others(
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """All methods but global VI; what is kept of each."""
     solver, scores = make_solver(setting.steps, setting.batch_size), _scores(model, data)
-    for name, method in methods(setting, len(data.train[1])).items():
+    chosen = schemes(len(data.train[1]), setting.rounds, setting.passes, setting.synchronous, setting.sequential)
+    for name, scheme in chosen.items():
         fit = run(
-            PVI(model, solver=solver, damping=method.damping, taken_out=method.taken_out),
+            PVI(model, solver=solver, **scheme.options),
             clients,
-            schedule=method.schedule,
-            rounds=method.rounds,
+            schedule=scheme.schedule,
+            rounds=scheme.rounds,
             tolerance=_tolerance(setting.steps),
             seed=seed,
             metrics=scores,
         )
-        yield name, _records(fit, setting.steps, 1 if isinstance(method.schedule, Synchronous) else len(clients))
+        yield name, _records(fit, setting.steps, 1 if isinstance(scheme.schedule, Synchronous) else len(clients))
 
 
 def _tolerance(steps: int | None) -> float:

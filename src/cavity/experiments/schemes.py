@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cavity.federation import Observer, Record
-from cavity.interfaces import Schedule
+from cavity.interfaces import Damping, Schedule
 from cavity.schedules import Sequential, Synchronous
 from cavity.server import Fixed
 from cavity.state import ServerState
@@ -29,20 +29,23 @@ class Scheme:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def schemes(num_rows: int, rounds: int, passes: int, damping: Any) -> dict[str, Scheme]:
+def schemes(
+    num_rows: int, rounds: int, passes: int, synchronous: Damping, sequential: Damping | None = None
+) -> dict[str, Scheme]:
     """All of them but global VI.
 
     Args:
         num_rows: of all clients together.
         rounds: of synchronous PVI.
         passes: of the sequential ones.
-        damping: of synchronous PVI.
+        synchronous: damping of synchronous PVI.
+        sequential: damping of sequential PVI; None is adaptive.
     """
     split = {"damping": UNDAMPED, "taken_out": AllButShare(num_rows)}
     streaming = {"damping": UNDAMPED, "taken_out": Nothing()}
     return {
-        "PVI, synchronous": Scheme(Synchronous(), rounds, {"damping": damping}),
-        "PVI, sequential": Scheme(Sequential(), passes),
+        "PVI, synchronous": Scheme(Synchronous(), rounds, {"damping": synchronous}),
+        "PVI, sequential": Scheme(Sequential(), passes, {} if sequential is None else {"damping": sequential}),
         "BCM (same)": Scheme(Synchronous(), 1, {"damping": UNDAMPED}),
         "BCM (split)": Scheme(Synchronous(), 1, split),
         "VCL": Scheme(Sequential(), 1, streaming),
