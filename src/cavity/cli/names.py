@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # word -> module:function, imported only when it is asked for
 REPRODUCE = {
     "pvi-adult": "cavity.experiments.pvi_adult:pvi_adult",
+    "pvi-mnist": "cavity.experiments.pvi_mnist:pvi_mnist",
     "bnn-mnist": "cavity.experiments.bnn_mnist:bnn_mnist",
     "fedgvi-mnist": "cavity.experiments.fedgvi_images:fedgvi_mnist",
     "fedgvi-fashion": "cavity.experiments.fedgvi_images:fedgvi_fashion",
