@@ -1,11 +1,18 @@
 """`cavity reproduce pvi-mnist`: its parts, its bars, and that it runs; the whole run is not a test."""
 
+from dataclasses import replace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cavity.data import partition
 from cavity.distributions import DiagonalGaussian
-from cavity.experiments import pvi_mnist, runner
+from cavity.distributions.mean_scale import MeanScale
+from cavity.experiments import image_methods, pvi_mnist, runner
+from cavity.experiments.image_methods import METHODS, Task
 from cavity.experiments.runner import Size
+from cavity.models import mlp_classifier
 from tests.marks import needs_data
 
 
@@ -44,6 +51,53 @@ def test_skewed_clients_have_two_digits_and_600_rows():
     assert max(len(np.unique(labels[rows])) for rows in parts.values()) == 2
     alike = pvi_mnist.split(pvi_mnist.SAME, labels, seed=0)
     assert [len(np.unique(labels[rows])) for rows in alike.values()] == [10] * 10
+
+
+def test_the_natural_step_is_the_gradient_over_the_fisher_information_and_bounded():
+    """With s = 2: s^2 x 0.05 = 0.2 and 0.1 / 2 = 0.05; at most 0.3 s = 0.6 and 0.1. The last step is of length 0."""
+    optimiser = image_methods.natural(10)(1.0)
+    q = MeanScale(jnp.zeros(2), jnp.log(jnp.full(2, 2.0)))
+    gradient, state = MeanScale(jnp.array([0.05, -5.0]), jnp.array([0.1, -5.0])), optimiser.init(q)
+    step, state = optimiser.update(gradient, state, q)
+    np.testing.assert_allclose(step.mean, [-0.2, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(step.log_scale, [-0.05, 0.1], rtol=1e-6)
+    for _ in range(10):
+        step, state = optimiser.update(gradient, state, q)
+    np.testing.assert_allclose(step.mean, 0.0, atol=1e-6)
+
+
+def test_early_stopping_watches_the_expected_loss_and_starts_every_solve_tight():
+    stopped, whole = pvi_mnist.EARLY.solver(50), pvi_mnist.PRUNING.solver(50)
+    assert stopped.plateau.expected_loss_only
+    assert (stopped.start.first_only, whole.start.first_only) == (False, True)
+    assert whole.plateau is None
+
+
+SMALL = replace(pvi_mnist.SAME, num_clients=4, passes=3, num_steps=5, one_pass_steps=7, batch_size=10)
+TWO_DIGITS = replace(SMALL, two_digits=True, step_size=0.1, damped_passes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "setting", "rounds", "steps", "visits", "exponents"), [
+    ("PVI", SMALL, 3, 60, 12, [1.0, 1.0, 1.0]),
+    ("PVI", TWO_DIGITS, 3, 5 + 20 + 20, 12, [0.25, 1.0, 0.2]),
+    ("PVI, synchronous", SMALL, 3, 15, 12, [0.2, 0.2, 0.2]),
+    ("streaming VB", SMALL, 3, 60, 12, [1.0, 1.0, 1.0]),
+    ("pooled VI", SMALL, 3, 60, 3, [1.0, 1.0, 1.0]),
+    ("VCL", SMALL, 1, 28, 4, [1.0]),
+    ("BCM (same)", SMALL, 1, 7, 4, [1.0]),
+])  # fmt: skip
+def test_what_a_method_costs(method, setting, rounds, steps, visits, exponents):
+    """Steps that clients take at the same time count once."""
+    rng = np.random.default_rng(0)
+    y = np.arange(80) % 3
+    x = rng.normal(size=(80, 5)) + y[:, None]
+    clients = partition.select((x, y), partition.homogeneous(rng, 80, 4))
+    model = mlp_classifier(5, (4,), 3, prior_scale=0.3)
+    fit = METHODS[method](Task(setting, model, clients, 0, {}, lambda record, server: None))
+    last = fit.history[-1]
+    assert (last["round"], last["gradient_steps"], last["communications"]) == (rounds, steps, visits)
+    assert [record["exponent"] for record in fit.history] == pytest.approx(exponents)
 
 
 @pytest.mark.slow
