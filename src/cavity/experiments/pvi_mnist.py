@@ -156,7 +156,8 @@ def pvi_mnist(journal: Journal, size: Size, seed: int) -> None:
     for part in parts(size):
         if len(part.methods) > 1:
             pooled = found[part.name].get("pooled VI", found["homogeneous"]["pooled VI"])
-            shown = found[part.name] | {"pooled VI": _as_federated(pooled, part.setting)}
+            fits = found[part.name] | {"pooled VI": _as_federated(pooled, part.setting)}
+            shown = {method: fits[method] for method in METHODS if method in fits}  # the same colours in all parts
             journal.figure(part.name.replace(",", "").replace(" ", "-"), lambda shown=shown: _compared(shown))
     journal.figure("pruning", lambda: _pruning(found))
     _check(journal, found, (time.monotonic() - began) / 60, size)
@@ -249,7 +250,7 @@ def _compared(histories: Mapping[str, list[History]]) -> Figure:
             axes[1, column].set_xlabel(name)
             axes[1, column].xaxis.set_minor_formatter(NullFormatter())
         axes[row, 0].set_ylabel(LABELS[entry])
-        axes[row, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[row, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes[row, 0].yaxis.set_major_formatter("{x:g}")
         axes[row, 0].yaxis.set_minor_formatter(NullFormatter())
     axes[0, 0].legend(frameon=False, fontsize="small")
