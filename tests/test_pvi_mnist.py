@@ -73,6 +73,18 @@ def test_early_stopping_watches_the_expected_loss_and_starts_every_solve_tight()
     assert whole.plateau is None
 
 
+def test_several_seeds_are_a_mean_with_a_band():
+    def run(error):
+        steps = {"communications": 10, "gradient_steps": 40}
+        return [steps | {"test_error": error, "test_log_likelihood": -error}] * 2
+
+    one, several = (pvi_mnist._compared({"PVI": runs}) for runs in ([run(0.1)], [run(0.1), run(0.3)]))
+    for figure, bands in ((one, 0), (several, 1)):
+        assert [len(axes.collections) for axes in figure.axes] == [bands] * 4
+    np.testing.assert_allclose(several.axes[0].lines[0].get_ydata(), 0.2)
+    np.testing.assert_allclose(several.axes[2].lines[0].get_ydata(), 0.2)  # minus the log likelihood
+
+
 SMALL = replace(pvi_mnist.SAME, num_clients=4, passes=3, num_steps=5, one_pass_steps=7, batch_size=10)
 TWO_DIGITS = replace(SMALL, two_digits=True, step_size=0.1, damped_passes=1)
 

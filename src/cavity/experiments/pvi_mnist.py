@@ -278,7 +278,7 @@ def _pruning(found: Mapping[str, Histories]) -> Figure:
 
 def _curves(axes: Axes, histories: Mapping[str, list[History]], against: str, entry: str) -> None:
     """The mean over seeds, and a band of one standard deviation."""
-    axes_or_new(axes, 0, 0).grid(color="#e6e6e6", linewidth=0.8)
+    axes_or_new(axes, 0.0, 0.0).grid(color="#e6e6e6", linewidth=0.8)
     sign = -1 if entry == "test_log_likelihood" else 1
     for i, (name, runs) in enumerate(histories.items()):
         x = np.mean([[record[against] for record in run] for run in runs], axis=0)
