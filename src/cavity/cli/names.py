@@ -17,6 +17,7 @@ REPRODUCE = {
     "pvi-uci": "cavity.experiments.pvi_uci:pvi_uci",
     "pvi-heart": "cavity.experiments.pvi_heart:pvi_heart",
     "pvi-icu": "cavity.experiments.pvi_icu:pvi_icu",
+    "pvi-mnist": "cavity.experiments.pvi_mnist:pvi_mnist",
     "bnn-mnist": "cavity.experiments.bnn_mnist:bnn_mnist",
     "fedgvi-mnist": "cavity.experiments.fedgvi_images:fedgvi_mnist",
     "fedgvi-fashion": "cavity.experiments.fedgvi_images:fedgvi_fashion",
