@@ -13,6 +13,7 @@ from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussi
 from cavity.divergences import KL, FisherRao, Renyi, ReverseKL, WeightedKL
 from cavity.server.combine import combine
 from tests.contracts.distribution import assert_same
+from tests.marks import thorough
 from tests.scenarios import gaussian_kl
 from tests.test_robust_divergences import fisher_rao_by_ratio, renyi_by_log_partitions
 
@@ -104,6 +105,7 @@ def test_on_a_line_inside_a_compiled_program():
     assert_minimiser("Renyi 0.3", prior, factors, eqx.filter_jit(combine))
 
 
+@thorough
 @pytest.mark.parametrize("name", ["reverse KL", "Renyi 0.8", "Renyi 2.5"])
 def test_in_a_plane(name):
     """With correlations."""
@@ -153,6 +155,7 @@ def test_in_double_precision_whatever_the_clients_compute_in():
         assert leaf.dtype == np.float64
 
 
+@thorough
 @pytest.mark.parametrize("divergence", [ReverseKL(), Renyi(1.5)], ids=["reverse KL", "Renyi 1.5"])
 def test_columns_in_any_unit(divergence):
     """The same problem with every coordinate in another unit has the same answer in those units."""

@@ -20,6 +20,7 @@ from cavity.losses import NegativeLogLikelihood
 from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
 from cavity.models.globals_only import SERVER
 from tests.gaussian_vi import closest_gaussian
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -121,6 +122,7 @@ def test_neither_partition_nor_the_order_of_kinds_matter(partition, swapped):
     np.testing.assert_allclose(other.posterior.covariance, fitted().posterior.covariance, atol=1e-6)
 
 
+@thorough
 def test_predictions_are_of_the_kind_that_knows_the_columns():
     """Columns that both have are the first's; with its outcome, or at one of its silos, the other is meant."""
     fit, x = fitted(), np.array([-1.0, 2.0])

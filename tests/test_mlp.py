@@ -20,6 +20,7 @@ from cavity.server import Fixed
 from cavity.solvers import Gradient
 from cavity.solvers.plateau import Plateau
 from cavity.solvers.start import Tight
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -175,6 +176,7 @@ def seen(dtypes):
     return activation
 
 
+@thorough
 @pytest.mark.parametrize(
     ("large", "rounds_per_block"), [(10**9, 1), (0, 1), (10**9, 3)], ids=["loop", "steps", "block"]
 )

@@ -41,11 +41,6 @@ CASES = {
 }
 
 
-@thorough
-@thorough
-@thorough
-@thorough
-@thorough
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_contract(case):
     contract.check_finds_the_conjugate_answer(*case)
@@ -119,6 +114,7 @@ def in_numpy(log_likelihood, x, y, alpha, prior_scale=2.0, **arguments):
 # against EP row after row, with SciPy's quadrature
 
 
+@thorough
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_row_after_row_ends_at_the_same_place(name, alpha):
@@ -132,6 +128,7 @@ def test_row_after_row_ends_at_the_same_place(name, alpha):
             assert_moments(solution.tilted, in_numpy(log_likelihood, x, y, 1.0), 1e-4)
 
 
+@thorough
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_tied_factor_ends_where_row_after_row_does(alpha):
     x, y = rows("probit")
@@ -200,6 +197,7 @@ def test_a_sweep_with_alpha_to_zero_is_the_fixed_point_update_of_vi():
     np.testing.assert_allclose(q.precision_mean, expected.precision_mean, rtol=1e-6)
 
 
+@thorough
 @pytest.mark.parametrize("tied", [False, True])
 def test_alpha_to_zero_ends_at_the_optimum_of_vi(tied):
     scenario = scenarios.logistic()
@@ -223,6 +221,7 @@ def test_gaussian_rows_are_exact_after_one_sweep(tied):
     contract.assert_answer(solution, this, 1e-9)
 
 
+@thorough
 @pytest.mark.parametrize("family", [DiagonalGaussian, IsotropicGaussian])
 def test_a_smaller_family_gets_the_moments(family):
     scenario = scenarios.probit()
@@ -280,6 +279,7 @@ REFITS = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("case", REFITS.values(), ids=REFITS.keys())
 def test_refit_has_the_moments_of_scipy(case):
     """N(m, v) times the factor to the power alpha has the tilted mean and variance."""
@@ -325,6 +325,7 @@ def test_one_softmax_row_has_the_moments_of_a_grid():
     assert_moments(tilted, expected, 1e-5)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("num_features", "tolerance"),
     [(1, 1e-5), (4, 0.04)],
@@ -357,6 +358,7 @@ def test_without_a_linear_predictor_theta_itself_is_what_a_row_sees(num_features
 TIGHT = {"tolerance": 1e-12, "rounds": 200}
 
 
+@thorough
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 @pytest.mark.parametrize("sort", [pytest.param(False, marks=pytest.mark.slow), True], ids=["homogeneous", "sorted"])
 def test_clients_end_where_one_client_with_all_rows_does(alpha, sort):

@@ -9,7 +9,7 @@ import cavity
 from cavity.errors import CavityError, DataError
 from cavity.progress import Progress, ProgressLine
 from tests import scenarios
-from tests.test_blocks import Source
+from tests.doubles import LoadedWhenAsked
 
 
 class Terminal(io.StringIO):
@@ -70,7 +70,9 @@ def test_a_run_in_memory_tells_of_every_round(block):
 def test_a_stream_tells_of_every_chunk_and_gives_the_same_run():
     seen = []
     held = cavity.run(algorithm(), clients(), rounds=2, tolerance=0.0)
-    streamed = cavity.run(algorithm(), Source(clients()), chunk=4, rounds=2, tolerance=0.0, progress=seen.append)
+    streamed = cavity.run(
+        algorithm(), LoadedWhenAsked(clients()), chunk=4, rounds=2, tolerance=0.0, progress=seen.append
+    )
     assert [(p.round, p.visits) for p in seen] == [(1, 4), (1, 6), (2, 4), (2, 6)]
     np.testing.assert_allclose(streamed.posterior.precision, held.posterior.precision, rtol=1e-10)
     without = streamed.withdraw("client-1")
@@ -80,9 +82,9 @@ def test_a_stream_tells_of_every_chunk_and_gives_the_same_run():
 
 
 def test_an_interrupted_stream_goes_on(tmp_path):
-    whole = cavity.run(algorithm(), Source(clients()), rounds=3, tolerance=0.0)
-    cavity.run(algorithm(), Source(clients()), rounds=1, tolerance=0.0, directory=tmp_path)
-    resumed = cavity.resume(tmp_path, Source(clients()), rounds=3, tolerance=0.0)
+    whole = cavity.run(algorithm(), LoadedWhenAsked(clients()), rounds=3, tolerance=0.0)
+    cavity.run(algorithm(), LoadedWhenAsked(clients()), rounds=1, tolerance=0.0, directory=tmp_path)
+    resumed = cavity.resume(tmp_path, LoadedWhenAsked(clients()), rounds=3, tolerance=0.0)
     np.testing.assert_array_equal(resumed.posterior.precision, whole.posterior.precision)
 
 
@@ -107,12 +109,12 @@ def test_bad_requests_are_refused_before_work_starts():
         with pytest.raises(CavityError, match=message):
             cavity.run(algorithm(), some, **options)
     for source, options, message in (
-        (Source({}), {}, "has no clients"),
-        (Source(some), {"held_by_clients": True}, "keep nothing"),
-        (Source(some), {"visit_seconds": dict.fromkeys(some, 1.0)}, "held in memory"),
+        (LoadedWhenAsked({}), {}, "has no clients"),
+        (LoadedWhenAsked(some), {"held_by_clients": True}, "keep nothing"),
+        (LoadedWhenAsked(some), {"visit_seconds": dict.fromkeys(some, 1.0)}, "held in memory"),
     ):
         with pytest.raises(CavityError, match=message):
             cavity.run(algorithm(), source, **options)
     bad = some | {"client-2": (np.array([[np.nan]]), np.array([1.0]))}
     with pytest.raises(DataError, match="client 'client-2'"):
-        cavity.run(algorithm(), Source(bad))
+        cavity.run(algorithm(), LoadedWhenAsked(bad))

@@ -9,6 +9,7 @@ import pytest
 
 import cavity
 from cavity.errors import DataError, StudyError
+from tests.marks import thorough
 from tests.studies import hospitals, patients
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -107,6 +108,7 @@ def test_levels_are_the_union_where_they_are_not_given():
     ]  # extra is the first
 
 
+@thorough
 def test_softmax_and_poisson_have_their_names():
     frames = hospitals()
     rng = np.random.default_rng(0)

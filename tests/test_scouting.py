@@ -20,6 +20,7 @@ from cavity.data.clients import prepare_clients
 from cavity.errors import CavityError
 from cavity.models.from_numpyro import numpyro_model
 from cavity.models.topics import prodlda
+from tests.marks import thorough
 from tests.test_sfvi import exact_family, model_of, model_once, rows, silos
 
 
@@ -27,6 +28,7 @@ def started(algorithm, num_silos=2):
     return running.scouted(algorithm, prepare_clients(algorithm.model, silos(num_silos)), 0)
 
 
+@thorough
 @pytest.mark.parametrize("num_silos", [1, 3])
 def test_a_gaussian_model_starts_at_its_posterior(num_silos):
     algorithm, rounds = started(SFVI(model_once()), num_silos)
@@ -141,6 +143,7 @@ def test_latents_of_a_silo_as_a_whole():
     assert float(np.exp(algorithm.prior.q.log_scale[0])) == pytest.approx(precision**-0.5, rel=1e-8)
 
 
+@thorough
 def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):
     monkeypatch.setattr(running, "SCOUT_ROUNDS", 1)
     with caplog.at_level(logging.WARNING, logger="cavity"):

@@ -17,6 +17,7 @@ from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.errors import CavityError, DataError
 from cavity.models.from_numpyro import numpyro_model
+from tests.marks import thorough
 from tests.test_sfvi import NOISE, SPREAD, WIDE, exact_posterior, model_of, rows, silos
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -51,6 +52,7 @@ def check_moments(draws, mean, covariance):
     np.testing.assert_array_less(np.abs(gaps), 5 * np.sqrt(2 / len(draws)))
 
 
+@thorough
 def test_the_start_is_the_posterior():
     mean, covariance, _, _ = exact()
     q = fitted().posterior.q
