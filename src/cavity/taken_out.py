@@ -81,7 +81,20 @@ class AverageFactor(TakenOut):
         return brief.posterior / _of_total(brief.posterior / prior, 1.0, self.num_clients)
 
 
-class Everything(TakenOut):
+class _KnowsAllRows(TakenOut):
+    """One that weighs a client's rows against all.
+
+    Attributes:
+        num_rows: N, of all clients together (the sum of their weights).
+    """
+
+    num_rows: eqx.AbstractVar[Float[Array, ""]]
+
+    def __check_init__(self) -> None:
+        require(self.num_rows, lambda count: count > 0, "the number of rows of all clients must be positive")
+
+
+class Everything(_KnowsAllRows):
     """A client's rows stand for all N rows, in the context of the prior alone: global VI, one client at a time.
 
     The paper (section 5 and its note 11) prints N_k / N as the weight of the client's expected log likelihood, with
@@ -89,15 +102,9 @@ class Everything(TakenOut):
     weight is N / N_k. With one damped step per visit this is VI with clients as mini-batches (eq. 25). It ends near the
     pooled optimum only as the steps become small, and where clients are of one size: a row of a small client weighs
     more, and is visited as often.
-
-    Attributes:
-        num_rows: N, of all clients together (the sum of their weights).
     """
 
     num_rows: Float[Array, ""] = eqx.field(converter=as_number)
-
-    def __check_init__(self) -> None:
-        require(self.num_rows, lambda count: count > 0, "the number of rows of all clients must be positive")
 
     def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
         return prior
@@ -107,17 +114,10 @@ class Everything(TakenOut):
         return Tempered(self.num_rows.astype(own.dtype) / own, loss)
 
 
-class AllButShare(TakenOut):
-    """The prior to the power N_m / N is the client's own: with one undamped round, BCM (split).
-
-    Attributes:
-        num_rows: N, of all clients together (the sum of their weights).
-    """
+class AllButShare(_KnowsAllRows):
+    """The prior to the power N_m / N is the client's own: with one undamped round, BCM (split)."""
 
     num_rows: Float[Array, ""] = eqx.field(converter=as_number)
-
-    def __check_init__(self) -> None:
-        require(self.num_rows, lambda count: count > 0, "the number of rows of all clients must be positive")
 
     def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
         return _of_total(prior, jnp.sum(jnp.asarray(data.weight)), self.num_rows)

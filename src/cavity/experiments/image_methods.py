@@ -21,6 +21,7 @@ from cavity.algorithms import PVI
 from cavity.distributions.mean_scale import MeanScale
 from cavity.experiments import images
 from cavity.experiments.images import Images
+from cavity.experiments.schemes import counting_steps
 from cavity.federation import Observer
 from cavity.interfaces import Schedule
 from cavity.models import MLP
@@ -30,7 +31,6 @@ from cavity.server import Fixed
 from cavity.solvers import Gradient
 from cavity.solvers.plateau import Plateau
 from cavity.solvers.start import Tight
-from cavity.state import ServerState
 from cavity.taken_out import Nothing, TakenOut
 
 LONGEST_MEAN, LONGEST_SCALE = 0.3, 0.1  # of one natural step: in standard deviations, in the log of one
@@ -140,29 +140,15 @@ class Task:
             seed=self.seed,
             held_by_clients=True,
             metrics=self.scores,
-            observers=[_count_steps(schedule), self.tell],
+            observers=[counting_steps(schedule), self.tell],
         )
 
     def go_on(self, fit: Fit, method: PVI, schedule: Schedule, rounds: int) -> Fit:
         """From where a fit ended, by another method."""
         server = replace(fit.server, schedule=schedule.init(fit.server.names))
-        observers = [_count_steps(schedule, fit.history[-1]["gradient_steps"]), self.tell]
+        observers = [counting_steps(schedule, fit.history[-1]["gradient_steps"]), self.tell]
         fit = replace(fit, algorithm=method, schedule=schedule, server=server)
         return fit.refine(rounds, 0.0, metrics=self.scores, observers=observers)
-
-
-def _count_steps(schedule: Schedule, before: int = 0) -> Observer:
-    """Adds the gradient steps so far to each record; those that clients take at the same time count once."""
-    total = before
-
-    def count(record: dict[str, Any], server: ServerState) -> None:
-        nonlocal total
-        reports = [client.report for client in server.clients.values()]
-        steps = [int(report.steps) for report in reports if report is not None]
-        total += max(steps) if schedule.everybody_together else sum(steps)
-        record["gradient_steps"] = total
-
-    return count
 
 
 def _pvi(task: Task) -> Fit:

@@ -53,13 +53,13 @@ def schemes(
     }
 
 
-def counting_steps(schedule: Schedule) -> Observer:
+def counting_steps(schedule: Schedule, before: int = 0) -> Observer:
     """Writes the gradient steps so far into each record, as in the paper's figure 12: those that follow one another.
 
     Clients of a synchronous round work side by side, so the longest solve counts; in a sequential pass all do.
     """
     combine: Callable[[Sequence[int]], int] = max if schedule.everybody_together else sum
-    total = 0
+    total = before
 
     def count(record: Record, server: ServerState) -> None:
         nonlocal total
