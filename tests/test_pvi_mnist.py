@@ -98,6 +98,7 @@ TWO_DIGITS = replace(SMALL, two_digits=True, step_size=0.1, damped_passes=1)
     ("pooled VI", SMALL, 3, 60, 3, [1.0, 1.0, 1.0]),
     ("VCL", SMALL, 1, 28, 4, [1.0]),
     ("BCM (same)", SMALL, 1, 7, 4, [1.0]),
+    ("BCM (split)", SMALL, 1, 7, 4, [1.0]),
 ])  # fmt: skip
 def test_what_a_method_costs(method, setting, rounds, steps, visits, exponents):
     """Steps that clients take at the same time count once."""

@@ -31,7 +31,7 @@ from cavity.server import Fixed
 from cavity.solvers import Gradient
 from cavity.solvers.plateau import Plateau
 from cavity.solvers.start import Tight
-from cavity.taken_out import Nothing, TakenOut
+from cavity.taken_out import AllButShare, Nothing, TakenOut
 
 LONGEST_MEAN, LONGEST_SCALE = 0.3, 0.1  # of one natural step: in standard deviations, in the log of one
 LAST_EXPONENT = 0.2  # of the damped passes
@@ -176,6 +176,12 @@ def _committee(task: Task) -> Fit:
     return task.run(task.method(num_steps=task.setting.one_pass_steps), Synchronous(), 1)
 
 
+def _committee_of_shares(task: Task) -> Fit:
+    num_rows = sum(len(y) for _, y in task.clients.values())
+    method = task.method(taken_out=AllButShare(num_rows), num_steps=task.setting.one_pass_steps)
+    return task.run(method, Synchronous(), 1)
+
+
 def _continual(task: Task) -> Fit:
     return task.run(task.method(num_steps=task.setting.one_pass_steps), Sequential(), 1)
 
@@ -186,5 +192,5 @@ def _streaming(task: Task) -> Fit:
 
 METHODS: dict[str, Callable[[Task], Fit]] = {
     "PVI": _pvi, "pooled VI": _pooled, "VCL": _continual, "BCM (same)": _committee, "PVI, synchronous": _synchronous,
-    "streaming VB": _streaming,
+    "streaming VB": _streaming, "BCM (split)": _committee_of_shares,
 }  # fmt: skip
