@@ -43,10 +43,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_contract(case):
-    contract.check_finds_the_conjugate_answer(*case)
-    contract.check_improper_cavity(*case)
-    contract.check_weights_count_rows(*case)
-    contract.check_one_trace_per_shape(*case)
+    contract.check(*case)
 
 
 def test_numbers_do_not_recompile():

@@ -133,6 +133,14 @@ def check_one_trace_per_shape(solver, family):
     assert traces == before
 
 
+def check(solver, family, rtol=1e-9):
+    """All of it; in one test, so that a solver is compiled once."""
+    check_finds_the_conjugate_answer(solver, family, rtol)
+    check_improper_cavity(solver, family, rtol)
+    check_weights_count_rows(solver, family, rtol)
+    check_one_trace_per_shape(solver, family)
+
+
 def check_no_recompilation(*solvers, family=DiagonalGaussian):
     """A sweep over a solver's numbers is one program."""
     before = traces
