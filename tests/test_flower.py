@@ -5,6 +5,7 @@ import json
 import threading
 from dataclasses import replace
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -12,6 +13,7 @@ pytest.importorskip("numpyro")
 
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.flower_node import FlowerNode
 from cavity.engines.letters import Kind, decode, encode
 from cavity.engines.local import LocalEngine
 from cavity.engines.worker import Worker
@@ -171,3 +173,21 @@ def test_what_a_round_and_a_large_posterior_cost(tmp_path):
     assert all(ratio <= 1.25 for ratio in ratios.values()), ratios
     memory = json.loads((tmp_path / "result.json").read_text())["results"]["peak memory"]
     assert {row["program"] for row in memory} >= {"SuperLink", "server and clients"}
+
+
+def test_a_client_whose_connection_breaks_with_a_message_in_its_hands(rig, tmp_path, monkeypatch):
+    """Its SuperNode believes that the message is being worked on, and would give it no other."""
+    serve, broken = FlowerNode._serve_one_message, []
+
+    def breaks_once(self, token):
+        if self is rig.loopback.nodes["york"] and not broken:
+            broken.append(token)
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        return serve(self, token)
+
+    monkeypatch.setattr(FlowerNode, "_serve_one_message", breaks_once)
+    text = study_text(4, '[run]\nschedule = "synchronous"\nrounds = 2\n')
+    meeting = Meeting(rig, tmp_path, text, four_hospitals())
+    fit, reference = meeting.run(), meeting.in_one_process()
+    assert broken
+    assert gap(fit.reported, reference.reported) < 1e-6
