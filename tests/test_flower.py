@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("numpyro")
 
+from flwr.supercore.runtime import RuntimeHttpClient
+
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
-from cavity.engines.flower_node import FlowerNode
 from cavity.engines.letters import Kind, decode, encode
 from cavity.engines.local import LocalEngine
 from cavity.engines.worker import Worker
@@ -175,17 +176,18 @@ def test_what_a_round_and_a_large_posterior_cost(tmp_path):
     assert {row["program"] for row in memory} >= {"SuperLink", "server and clients"}
 
 
-def test_a_client_whose_connection_breaks_with_a_message_in_its_hands(rig, tmp_path, monkeypatch):
-    """Its SuperNode believes that the message is being worked on, and would give it no other."""
-    serve, broken = FlowerNode._serve_one_message, []
+def test_a_connection_that_breaks_while_a_message_is_handed_over(rig, tmp_path, monkeypatch):
+    """The SuperNode believes that the message is being worked on, and would give its client no other."""
+    acquire, broken, york = RuntimeHttpClient.AcquireTask, [], rig.loopback.nodes["york"]
 
-    def breaks_once(self, token):
-        if self is rig.loopback.nodes["york"] and not broken:
-            broken.append(token)
+    def breaks_once(self, request):
+        task = acquire(self, request)
+        if task.token and not broken and self._base_url.endswith(f":{york._port}"):
+            broken.append(task.token)
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
-        return serve(self, token)
+        return task
 
-    monkeypatch.setattr(FlowerNode, "_serve_one_message", breaks_once)
+    monkeypatch.setattr(RuntimeHttpClient, "AcquireTask", breaks_once)
     text = study_text(4, '[run]\nschedule = "synchronous"\nrounds = 2\n')
     meeting = Meeting(rig, tmp_path, text, four_hospitals())
     fit, reference = meeting.run(), meeting.in_one_process()
