@@ -197,8 +197,7 @@ class Puppet(Solver):
     def check(self, model, loss, divergence):
         return None
 
-    @property
-    def fixed_steps(self):
+    def steps_for(self, num_rows):
         return 0
 
     def init(self, problem):

@@ -29,8 +29,7 @@ class Mean(Solver):
     def check(self, model, loss, divergence):
         return None
 
-    @property
-    def fixed_steps(self):
+    def steps_for(self, num_rows):
         return 0
 
     def init(self, problem):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         study,
         taken_out,
     )
-    from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
+    from cavity.algorithms import PVI, SFVI, FedAvg, FedEP, FedGVI, FedPA, FedSEP, SFVIAvg
     from cavity.comparison import compare
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
@@ -51,7 +51,11 @@ __all__ = [
     "SFVI",
     "CavityError",
     "ClientSource",
+    "FedAvg",
+    "FedEP",
     "FedGVI",
+    "FedPA",
+    "FedSEP",
     "Fit",
     "SFVIAvg",
     "Weighted",
@@ -77,7 +81,11 @@ __all__ = [
 
 _HOME = {
     "PVI": "cavity.algorithms",
+    "FedAvg": "cavity.algorithms",
+    "FedEP": "cavity.algorithms",
     "FedGVI": "cavity.algorithms",
+    "FedPA": "cavity.algorithms",
+    "FedSEP": "cavity.algorithms",
     "SFVI": "cavity.algorithms",
     "SFVIAvg": "cavity.algorithms",
     "CavityError": "cavity.errors",

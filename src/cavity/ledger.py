@@ -79,6 +79,8 @@ def open_ledger(
     """The state before the first message: t_m = 1 for all m, and q = prior (PVI, Algorithm 1, initialise)."""
     if JOINT in names:
         raise ProtocolError(f"no client may be called {JOINT!r}; rename it")
+    if held_by_clients and not getattr(algorithm, "rows_multiply", True):
+        raise ProtocolError("an optimiser keeps its memory in the rows; let the server hold them, or use plain damping")
     empty = to_host(algorithm.empty_row())
     rows = {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
     prior = to_host(algorithm.prior)
@@ -225,13 +227,13 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
 def exchange_of(algorithm: CombiningAlgorithm, server: ServerState) -> PyTree:
     """What everybody is told in a round, from the seed and the version."""
     with jax.enable_x64(True):
-        drawn = _jitted_exchange(algorithm, np.uint32(server.seed), np.uint32(server.version))
+        drawn = _jitted_exchange(algorithm, np.uint32(server.seed), np.uint32(server.version), server.method)
     return jax.tree.map(np.asarray, drawn)
 
 
 @eqx.filter_jit
-def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any) -> PyTree:
-    return algorithm.exchange(seed, version)
+def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any, method: PyTree) -> PyTree:
+    return algorithm.exchange(seed, version, method)
 
 
 @eqx.filter_jit

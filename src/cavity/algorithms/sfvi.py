@@ -48,8 +48,7 @@ class OneGradient(Solver):
     unrolled: ClassVar[int | None] = 1
     structured: StructuredInference
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return 1
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
@@ -148,7 +147,7 @@ class SFVI(CombiningAlgorithm):
         state = Learner(self.ascent.init(shared), jnp.asarray(jnp.nan, float), self.structured.axes(shared.q))
         return jax.tree.map(np.asarray, state)
 
-    def exchange(self, seed: Any, version: Any) -> Exchange:
+    def exchange(self, seed: Any, version: Any, method: PyTree) -> Exchange:
         return self.structured.exchange(seed, version)
 
     def problem(self, brief: Brief, local: Own, data: Data) -> Silo:

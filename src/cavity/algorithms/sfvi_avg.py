@@ -94,8 +94,7 @@ class LocalAscent(Solver):
     total: Float[Array, ""] = eqx.field(converter=as_number)
     as_printed: bool = eqx.field(static=True)
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return int(self.num_steps)
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
@@ -248,7 +247,7 @@ class SFVIAvg(CombiningAlgorithm):
     def initial_method(self, num_clients: int) -> Averages:
         return Averages(np.asarray(0, np.int32), np.asarray(np.nan))
 
-    def exchange(self, seed: Any, version: Any) -> PyTree:
+    def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
         return jnp.asarray(version, jnp.uint32)
 
     def problem(self, brief: Brief, local: Kept, data: Data) -> Task:

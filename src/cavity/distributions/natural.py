@@ -26,6 +26,7 @@ from cavity.state import Stacked
 ArrayLike = Array | np.ndarray
 D = TypeVar("D", bound=Distribution)
 E = TypeVar("E", bound="ExponentialFamily")
+LARGE = 4096  # numbers
 
 
 def require_proper(q: D, action: str) -> D:
@@ -105,8 +106,18 @@ def product(factors: Sequence[D] | Stacked) -> D:
         return jax.tree.map(lambda etas: etas.sum(axis=0), factors.tree)
     first = factors[0]
     if isinstance(first, ExponentialFamily):
-        return jax.tree.map(lambda *etas: np.sum(np.stack(etas), axis=0), *factors)
+        return jax.tree.map(_sum, *factors)
     total: Any = first
     for index in range(1, len(factors)):
         total = total * factors[index]
+    return total
+
+
+def _sum(*etas: np.ndarray) -> np.ndarray:
+    """Of many small arrays by a stack, of large ones one by one: their stack would be as large as all of them."""
+    if etas[0].size < LARGE:
+        return np.sum(np.stack(etas), axis=0)
+    total = np.array(etas[0])
+    for eta in etas[1:]:
+        total += eta
     return total

@@ -60,7 +60,7 @@ def run_combined(
 def _round(
     algorithm: CombiningAlgorithm, federation: Federation, seed: Array, names: tuple[Array, ...], data: tuple[Data, ...]
 ) -> tuple[Federation, BlockRound]:
-    exchange = algorithm.exchange(seed, federation.version)
+    exchange = algorithm.exchange(seed, federation.version, federation.method)
     brief = in_own_precision(algorithm, Brief(federation.posterior, None, exchange))
     answers, local, sequences = [], [], []
 

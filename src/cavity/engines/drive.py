@@ -138,10 +138,12 @@ def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None)
 def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
     """The same as `run_as_loop`, step by step."""
     states, cavities = _begin(algorithm, work, mesh)
-    fixed, i = algorithm.solver.fixed_steps, 0
-    arrays, rest = eqx.partition((algorithm, work, cavities, mesh, fixed is None), eqx.is_array)
+    known, i = algorithm.solver.steps_for(np.asarray(work.data.num_rows)), 0
+    last = None if known is None else int(np.max(known))
+    alike = last is not None and int(np.min(known)) == last  # then none has to be held back
+    arrays, rest = eqx.partition((algorithm, work, cavities, mesh, not alike), eqx.is_array)
     leaves, structure = jax.tree.flatten(rest)
-    while i < fixed if fixed is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
+    while i < last if last is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
         states = _step((structure, tuple(leaves)), arrays, jnp.uint32(i), states)
         i += 1
     return _finish(algorithm, work, states, mesh)

@@ -98,7 +98,7 @@ class LocalEngine(Engine):
         algorithm = self._traced
         if isinstance(algorithm, CombiningAlgorithm):
             return self._advance_combined(algorithm, server, num_rounds)
-        if not (isinstance(algorithm, RowAlgorithm) and self._can_advance(server)):
+        if not (isinstance(algorithm, RowAlgorithm) and algorithm.in_blocks and self._can_advance(server)):
             return None
         names = server.names
         start = Ledger(

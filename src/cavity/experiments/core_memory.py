@@ -37,8 +37,7 @@ class Mean(Solver):
     def check(self, model: Any, loss: Any, divergence: Any) -> None:
         return None
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return 0
 
     def init(self, problem: Data) -> PyTree:

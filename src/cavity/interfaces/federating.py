@@ -143,6 +143,16 @@ class RowAlgorithm(Algorithm):
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
         return ledger.absorb_into_rows(self, server, replies)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether `absorb` is the ledger's own, so that rounds can run as one program."""
+        return True
+
+    @property
+    def rows_multiply(self) -> bool:
+        """Whether a row is its factor and no more, so that one joint row can stand for all (factors held by clients)."""
+        return True
+
     def initial_method(self, num_clients: int) -> PyTree:
         return self.damping.init()
 
@@ -166,8 +176,8 @@ class CombiningAlgorithm(Algorithm):
         return max(1, min(1000, self.planned_rounds // 10))
 
     @abc.abstractmethod
-    def exchange(self, seed: Any, version: Any) -> PyTree:
-        """What is the same for everybody in one round: the noise of the global latents, and a key."""
+    def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
+        """What is the same for everybody in one round: the noise of the global latents, a key, what the server knows."""
 
     @abc.abstractmethod
     def combine(self, posterior: Any, method: Any, exchange: PyTree, answers: Answer, share: Any) -> tuple[Any, Any]:

@@ -72,6 +72,14 @@ class ClosedFormMean(Likelihood):
         """E[mean(f)] for the first predictor f_1 ~ N(mean, variance)."""
 
 
+class OutcomeDraws(Likelihood):
+    """A promise: outcomes can be drawn from the likelihood, as the Fisher information asks."""
+
+    @abc.abstractmethod
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        """One outcome y ~ p(y | f) for each f, in the form that `log_prob` takes."""
+
+
 class PowerIntegral(Likelihood):
     """A promise: the integral (for counts and classes the sum) over y of p(y | f)^power is known."""
 

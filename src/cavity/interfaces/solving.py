@@ -120,9 +120,8 @@ class Solver(eqx.Module):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         """Raise UnsuitableError if an ability that this solver needs is missing. Called at construction."""
 
-    @property
-    def fixed_steps(self) -> int | None:
-        """The number of steps, where it is known beforehand; None where `done` decides."""
+    def steps_for(self, num_rows: Any) -> Any:
+        """How many steps clients of so many rows take, where that is known beforehand; None where `done` decides."""
         return None
 
     @abc.abstractmethod

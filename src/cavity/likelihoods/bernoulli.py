@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import log_ndtr, ndtr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, PowerIntegral
+from cavity.interfaces import ClosedFormMean, OutcomeDraws, PowerIntegral
 
 
 def _check_binary(y: np.ndarray) -> str | None:
@@ -20,7 +20,7 @@ def _check_binary(y: np.ndarray) -> str | None:
     return None
 
 
-class BernoulliLogit(ClosedFormMean, PowerIntegral):
+class BernoulliLogit(ClosedFormMean, PowerIntegral, OutcomeDraws):
     """p(y = 1 | f) = 1 / (1 + exp(-f))."""
 
     is_discrete: ClassVar[bool] = True
@@ -47,11 +47,14 @@ class BernoulliLogit(ClosedFormMean, PowerIntegral):
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
         return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
 
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
+
     def check(self, y: np.ndarray) -> str | None:
         return _check_binary(y)
 
 
-class BernoulliProbit(ClosedFormMean, PowerIntegral):
+class BernoulliProbit(ClosedFormMean, PowerIntegral, OutcomeDraws):
     """p(y = 1 | f) = Phi(f)."""
 
     is_discrete: ClassVar[bool] = True
@@ -73,6 +76,9 @@ class BernoulliProbit(ClosedFormMean, PowerIntegral):
 
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
         return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
+
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
 
     def check(self, y: np.ndarray) -> str | None:
         return _check_binary(y)

@@ -8,12 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import PowerIntegral
+from cavity.interfaces import OutcomeDraws, PowerIntegral
 
 
-class CategoricalLogit(PowerIntegral):
+class CategoricalLogit(PowerIntegral, OutcomeDraws):
     """p(y = c | f) proportional to exp(f_c), with f_0 = 0 for the reference class and K - 1 free predictors.
 
     With two classes this is the logistic likelihood. The reference makes every coefficient a log odds ratio
@@ -43,11 +43,14 @@ class CategoricalLogit(PowerIntegral):
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
         return jax.nn.logsumexp(power * self._log_probabilities(f), axis=-1)
 
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return jax.random.categorical(key, self._log_probabilities(f))
+
     def check(self, y: np.ndarray) -> str | None:
         return _check_classes(y, self.num_classes)
 
 
-class CategoricalSoftmax(PowerIntegral):
+class CategoricalSoftmax(PowerIntegral, OutcomeDraws):
     """p(y = c | f) proportional to exp(f_c), with one predictor per class: the last layer of a network.
 
     The sum of all predictors is not identified; use `CategoricalLogit` for a regression.
@@ -70,6 +73,9 @@ class CategoricalSoftmax(PowerIntegral):
 
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
         return jax.nn.logsumexp(power * jax.nn.log_softmax(f), axis=-1)
+
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return jax.random.categorical(key, f)
 
     def check(self, y: np.ndarray) -> str | None:
         return _check_classes(y, self.num_classes)

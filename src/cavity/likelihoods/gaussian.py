@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, ExpectedPower, PowerIntegral
+from cavity.interfaces import ClosedFormMean, ExpectedPower, OutcomeDraws, PowerIntegral
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 
@@ -20,7 +21,7 @@ def _log_power_integral(log_sd: Any, power: Any) -> Any:
     return 0.5 * (1.0 - power) * (LOG_TWO_PI + 2.0 * log_sd) - 0.5 * jnp.log(power)
 
 
-class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower):
+class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws):
     """y ~ N(f, noise_sd^2), the noise known."""
 
     noise_sd: Float[Array, ""] = eqx.field(converter=lambda sd: jnp.asarray(sd, float))
@@ -57,11 +58,14 @@ class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower):
     ) -> Float[Array, " n"]:
         return self.log_prob(mean, y) - 0.5 * covariance[..., 0, 0] / self.noise_sd.astype(mean.dtype) ** 2
 
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return f[..., 0] + self.noise_sd.astype(f.dtype) * jax.random.normal(key, f.shape[:-1], f.dtype)
+
     def check(self, y: np.ndarray) -> str | None:
         return None
 
 
-class GaussianUnknownNoise(ClosedFormMean, PowerIntegral):
+class GaussianUnknownNoise(ClosedFormMean, PowerIntegral, OutcomeDraws):
     """y ~ N(f_1, exp(f_2)^2): the second predictor is the log of the noise's standard deviation."""
 
     @property
@@ -81,11 +85,14 @@ class GaussianUnknownNoise(ClosedFormMean, PowerIntegral):
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
         return _log_power_integral(f[..., 1], power)
 
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return f[..., 0] + jnp.exp(f[..., 1]) * jax.random.normal(key, f.shape[:-1], f.dtype)
+
     def check(self, y: np.ndarray) -> str | None:
         return None
 
 
-class GaussianVector(PowerIntegral, ExpectedPower):
+class GaussianVector(PowerIntegral, ExpectedPower, OutcomeDraws):
     """y ~ N(f, S) in d dimensions, the covariance S of the noise known.
 
     Attributes:
@@ -138,6 +145,9 @@ class GaussianVector(PowerIntegral, ExpectedPower):
     ) -> Float[Array, " n"]:
         white = self.standardise(jnp.swapaxes(self.standardise(covariance), -1, -2))
         return self.log_prob(mean, y) - 0.5 * jnp.trace(white, axis1=-2, axis2=-1)
+
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return f + jax.random.normal(key, f.shape, f.dtype) @ self.root.astype(f.dtype).T
 
     def check(self, y: np.ndarray) -> str | None:
         return None

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, PowerIntegral
+from cavity.interfaces import ClosedFormMean, OutcomeDraws, PowerIntegral
 
 _NODES = 256  # counts at which powers are summed
 _LARGEST_SUM, _LARGEST_SUM_SINGLE = 1e4, 1e2  # rates that are summed over, in double and single precision
 _REACH = 9.0  # standard deviations to either side of the rate that they span
 
 
-class PoissonLog(ClosedFormMean, PowerIntegral):
+class PoissonLog(ClosedFormMean, PowerIntegral, OutcomeDraws):
     """y ~ Poisson(exp(f))."""
 
     is_discrete: ClassVar[bool] = True
@@ -55,6 +55,9 @@ class PoissonLog(ClosedFormMean, PowerIntegral):
         counts = first[..., None] + stride[..., None] * jnp.arange(_NODES, dtype=log_rate.dtype)
         log_prob = counts * log_rate[..., None] - jnp.exp(log_rate)[..., None] - gammaln(counts + 1.0)
         return jax.nn.logsumexp(power * log_prob, axis=-1) + jnp.log(stride)
+
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return jax.random.poisson(key, self.mean(f)).astype(f.dtype)
 
     def check(self, y: np.ndarray) -> str | None:
         if (y < 0).any() or (y != np.round(y)).any():

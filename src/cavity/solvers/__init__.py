@@ -8,6 +8,7 @@ from cavity.lazily import from_rooms
 
 if TYPE_CHECKING:
     from cavity.solvers.alpha_divergence import AlphaDivergence
+    from cavity.solvers.chains import SGHMC, SGLD, SGDIterates
     from cavity.solvers.conjugate import Conjugate
     from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
     from cavity.solvers.fixed_point import FixedPoint
@@ -17,23 +18,35 @@ if TYPE_CHECKING:
     from cavity.solvers.natural_gradient import NaturalGradient
     from cavity.solvers.plateau import Plateau
     from cavity.solvers.power_ep import PowerEP
+    from cavity.solvers.sgmcmc import SGMCMC
+    from cavity.solvers.spread import DiagonalFisher, LedoitWolf, NaturalVI, Point, SampleMoments, ScaledIdentity
     from cavity.solvers.start import FromPosterior, Tight
     from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
 __all__ = [
     "LBFGS",
+    "SGHMC",
+    "SGLD",
+    "SGMCMC",
     "AlphaDivergence",
     "Conjugate",
+    "DiagonalFisher",
     "Exact",
     "FixedPoint",
     "FromPosterior",
     "Gradient",
     "Laplace",
+    "LedoitWolf",
     "LocalDraws",
     "NaturalGradient",
+    "NaturalVI",
     "ParameterDraws",
     "Plateau",
+    "Point",
     "PowerEP",
+    "SGDIterates",
+    "SampleMoments",
+    "ScaledIdentity",
     "StochasticNaturalGradient",
     "Tight",
 ]
@@ -42,6 +55,7 @@ __getattr__ = from_rooms(
     __name__,
     {
         "alpha_divergence": "AlphaDivergence",
+        "chains": "SGDIterates SGHMC SGLD",
         "conjugate": "Conjugate",
         "estimators": "Exact LocalDraws ParameterDraws",
         "fixed_point": "FixedPoint",
@@ -51,6 +65,8 @@ __getattr__ = from_rooms(
         "natural_gradient": "NaturalGradient",
         "plateau": "Plateau",
         "power_ep": "PowerEP",
+        "sgmcmc": "SGMCMC",
+        "spread": "DiagonalFisher LedoitWolf NaturalVI Point SampleMoments ScaledIdentity",
         "start": "FromPosterior Tight",
         "stochastic_natural_gradient": "StochasticNaturalGradient",
     },

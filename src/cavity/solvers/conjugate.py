@@ -41,8 +41,7 @@ class Conjugate(Solver):
                 "for other losses, LBFGS or Gradient for other divergences"
             )
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return 0
 
     def init(self, problem: Problem) -> ConjugateState:

@@ -122,8 +122,7 @@ class Gradient(Solver):
         # in the precision of what it changes, which a step size in double precision would promote
         return self.optimiser(self.step_size.astype(jax.tree.leaves(coordinates)[0].dtype))
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return None if self.plateau is not None else int(self.num_steps)
 
     def init(self, problem: Problem) -> GradientState:

@@ -61,8 +61,7 @@ class StochasticNaturalGradient(Solver):
                 f"the natural gradient needs the divergence KL or a multiple of it, not {type(divergence).__name__}"
             )
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return int(self.num_steps)
 
     def init(self, problem: Problem) -> StochasticNaturalGradientState:

@@ -1,0 +1,364 @@
+"""Methods whose clients keep nothing, and of whom the server keeps nothing either: FedSEP, FedPA, FedAvg.
+
+Each round some clients change the posterior, and an optimiser takes a step along what they ask for together:
+
+| method | family | cavity | a client's change | together |
+| --- | --- | --- | --- | --- |
+| FedSEP (Guo et al., 2023) | Gaussian | posterior / average factor | tilted / posterior | the mean |
+| FedPA (Al-Shedivat et al., 2021) | Gaussian | flat | tilted / average factor | what all would ask for |
+| FedAvg (McMahan et al., 2017) | point mass | flat | theta_k - theta | the mean, by rows |
+
+The average factor of a client with n_k of N rows is (posterior / prior) ** (n_k / N). Where N is not given it is
+estimated, by the clients that have replied; before the first reply, all are taken to be alike.
+
+FedPA with everybody, undamped, is prior * product of the clients' own posteriors. FedAvg is its limit for point masses:
+with factors that are multiples of the identity, in proportion to their rows, the means of FedPA are those of FedAvg.
+With Adam or Adagrad as optimiser, FedAvg is FedAdam or FedAdagrad (Reddi et al., 2020).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from cavity import ledger
+from cavity.algorithms.ascent import Ascent, AscentState
+from cavity.algorithms.fedep import identity
+from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.point import PointMass
+from cavity.divergences.kl import KL
+from cavity.errors import CavityError, UnsuitableError
+from cavity.interfaces import CombiningAlgorithm, Data, Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.leaves import as_number, require
+from cavity.losses.nll import NegativeLogLikelihood
+from cavity.models.function import TreeModel
+from cavity.solvers.chains import SGDIterates
+from cavity.solvers.sgmcmc import SGMCMC
+from cavity.solvers.spread import Point
+from cavity.state import Answer, Brief, Report, ServerState
+
+LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
+MAX_HALVINGS = 40
+
+
+class Census(eqx.Module):
+    """How many clients there are, and how many rows those had that have replied."""
+
+    num_clients: Float[Any, ""]
+    replies: Float[Any, ""]
+    rows: Float[Any, ""]
+
+
+class Progress(eqx.Module):
+    """The method's own state: the optimiser's, and what is known of the clients."""
+
+    optimiser: AscentState
+    census: Census
+
+
+class Change(eqx.Module):
+    """What a client asks for, and how many rows it speaks for."""
+
+    delta: Any
+    num_rows: Float[Any, ""]
+
+
+class StatelessAlgorithm(CombiningAlgorithm):
+    """Both halves but what is taken out, and what the changes mean together."""
+
+    model: eqx.AbstractVar[Model]
+    solver: eqx.AbstractVar[Solver]
+    optimiser: eqx.AbstractVar[Ascent]
+    num_rows: eqx.AbstractVar[Any]  # of all clients, None if not known
+    loss: eqx.AbstractVar[Loss]
+    divergence: eqx.AbstractVar[Divergence]
+
+    @abc.abstractmethod
+    def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
+        """In whose context a client with this share of all rows refits."""
+
+    @abc.abstractmethod
+    def delta(self, posterior: Any, share: Float[Array, ""], tilted: Any) -> Any:
+        """Its change."""
+
+    @abc.abstractmethod
+    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+        """The direction of the server's step from the stacked changes of a round, where all clients have `total` rows."""
+
+    @property
+    def prior(self) -> Any:
+        return self.model.prior
+
+    @property
+    def planned_block(self) -> int:
+        return 1 if self.model.prior.dimension >= LARGE else super().planned_block
+
+    def initial_local(self, data: Data) -> PyTree:
+        return None
+
+    def initial_method(self, num_clients: int) -> Progress:
+        census = Census(np.float64(num_clients), np.float64(0), np.float64(0))
+        return ledger.to_host(Progress(self.optimiser.init(self.prior), census))
+
+    def exchange(self, seed: Any, version: Any, method: Progress) -> Census:
+        return method.census
+
+    def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
+        cavity = self.cavity(brief.posterior, self._share(brief, data))
+        loss, rows = self.loss.seen_from(self.model, cavity, data)
+        return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
+
+    def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
+        report = Report(
+            residual=self.residual(brief.posterior, solution.tilted),
+            free_energy=jnp.full_like(solution.expected_loss, jnp.nan),
+            steps=solution.steps,
+            converged=solution.converged,
+        )
+        delta = self.delta(brief.posterior, self._share(brief, problem.data), solution.tilted)
+        return Answer(Change(delta, _rows(problem.data)), report), local
+
+    def residual(self, posterior: Any, tilted: Any) -> Float[Array, ""]:
+        """How far a client's data still pull, in nats."""
+        return tilted.kl(posterior)
+
+    def _share(self, brief: Brief, data: Data) -> Float[Array, ""]:
+        rows, census = _rows(data), brief.shared
+        total = self._total(census).astype(rows.dtype)
+        return jnp.where(total > 0, rows / jnp.where(total > 0, total, 1.0), 1.0 / census.num_clients.astype(rows.dtype))
+
+    def _total(self, census: Census) -> Float[Array, ""]:
+        """N, given or estimated; 0 where nothing is known."""
+        if self.num_rows is not None:
+            return self.num_rows
+        replies = jnp.asarray(census.replies)
+        return census.num_clients * census.rows / jnp.maximum(replies, 1.0)
+
+    def combine(
+        self, posterior: Any, method: Progress, exchange: PyTree, answers: Answer, share: Any
+    ) -> tuple[Any, Progress]:
+        changes = answers.delta
+        replies = jnp.asarray(changes.num_rows.shape[0], jnp.asarray(method.census.replies).dtype)
+        census = Census(
+            method.census.num_clients, method.census.replies + replies, method.census.rows + jnp.sum(changes.num_rows)
+        )
+        direction = self.together(changes, self._total(census))
+        moved, optimiser = self.optimiser.step(posterior, method.optimiser, direction)
+        return _proper_part(posterior, moved), Progress(optimiser, census)
+
+    def bound(self, method: PyTree) -> Any:
+        return jnp.nan
+
+
+def _rows(data: Data) -> Float[Array, ""]:
+    return jnp.sum(jnp.asarray(data.weight, jnp.result_type(float)))
+
+
+def _proper_part(posterior: Any, moved: Any) -> Any:
+    """The step, halved until the posterior is proper; none of it where that never is."""
+
+    def at(exponent: Array) -> Any:
+        return jax.tree.map(lambda a, b: a + exponent.astype(b.dtype) * (b - a), posterior, moved)
+
+    def improper(exponent: Array) -> Array:
+        return ~at(exponent).is_proper & (exponent > 2.0**-MAX_HALVINGS)
+
+    exponent = jax.lax.while_loop(improper, lambda exponent: exponent / 2, jnp.ones(()))
+    return at(jnp.where(at(exponent).is_proper, exponent, 0.0))
+
+
+def _of_share(q: Any, share: Float[Array, ""]) -> Any:
+    return jax.tree.map(lambda eta: share.astype(eta.dtype) * eta, q)
+
+
+class _Gaussian(StatelessAlgorithm):
+    """What FedSEP and FedPA share: a Gaussian posterior."""
+
+    def average_factor(self, posterior: Any, share: Float[Array, ""]) -> Any:
+        """(posterior / prior) ** share."""
+        return _of_share(posterior / self.prior, share)
+
+    def taking_over(self, server: ServerState, num_rows: Mapping[str, float], precision_per_row: float) -> ServerState:
+        """Go on from a point that all clients' rows have found together: prior * N(point, 1 / (c N))."""
+        prior = ledger.to_host(self.prior)
+        total = float(self.num_rows) if self.num_rows is not None else sum(num_rows.values())
+        found = ledger.to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
+        method = self.initial_method(len(server.clients))
+        return replace(server, prior=prior, posterior=prior * found, method=method, version=server.version + 1)
+
+
+class FedSEP(_Gaussian):
+    """Stochastic EP with stateless clients: the average factor is taken out, and the mean of the changes is applied.
+
+    Attributes:
+        model: prior and likelihood.
+        solver: finds the tilted distribution.
+        optimiser: of the server, on natural parameters.
+        num_rows: N; None estimates it.
+        loss: the negative log likelihood.
+        divergence: KL.
+    """
+
+    model: Model
+    solver: Solver
+    optimiser: Ascent
+    num_rows: Any
+    loss: Loss
+    divergence: Divergence
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        solver: Solver | None = None,
+        optimiser: Callable[[Any], Any] | None = None,
+        step_size: float = 1.0,
+        num_rows: float | None = None,
+    ):
+        """The parts; `optimiser` makes an optax transformation from a step size, None is plain descent."""
+        _set(self, model, solver, optimiser, step_size, num_rows)
+
+    def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
+        return posterior / self.average_factor(posterior, share)
+
+    def delta(self, posterior: Any, share: Float[Array, ""], tilted: Any) -> Any:
+        return tilted / posterior
+
+    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), changes.delta)
+
+
+class FedPA(_Gaussian):
+    """Posterior averaging: each client's own posterior under a flat prior, multiplied.
+
+    Attributes:
+        model: prior and likelihood.
+        solver: finds the client's own posterior.
+        optimiser: of the server, on natural parameters.
+        num_rows: N; None estimates it.
+        loss: the negative log likelihood.
+        divergence: KL.
+    """
+
+    model: Model
+    solver: Solver
+    optimiser: Ascent
+    num_rows: Any
+    loss: Loss
+    divergence: Divergence
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        solver: Solver | None = None,
+        optimiser: Callable[[Any], Any] | None = None,
+        step_size: float = 1.0,
+        num_rows: float | None = None,
+    ):
+        """The parts; `optimiser` makes an optax transformation from a step size, None is plain descent."""
+        _set(self, model, solver, optimiser, step_size, num_rows)
+
+    def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
+        return _of_share(posterior, jnp.zeros(()))
+
+    def delta(self, posterior: Any, share: Float[Array, ""], tilted: Any) -> Any:
+        return tilted / self.average_factor(posterior, share)
+
+    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+        scale = total / jnp.sum(changes.num_rows)
+        return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * jnp.sum(leaf, axis=0), changes.delta)
+
+
+class FedAvg(StatelessAlgorithm):
+    """Federated averaging of points, with any optimiser at the server.
+
+    Attributes:
+        model: its likelihood; the prior plays no part.
+        solver: descent at the client, ending in a point.
+        optimiser: of the server; plain descent with step size 1 replaces the point by the clients' mean.
+        num_rows: N; of no effect.
+        loss: the negative log likelihood.
+        divergence: KL, of no effect: the cavity is flat.
+        start: the first point.
+    """
+
+    model: Model
+    solver: Solver
+    optimiser: Ascent
+    num_rows: Any
+    loss: Loss
+    divergence: Divergence
+    start: Float[Any, " d"]
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        solver: Solver | None = None,
+        optimiser: Callable[[Any], Any] | None = None,
+        step_size: float = 1.0,
+        start: PyTree = None,
+    ):
+        """The parts.
+
+        Args:
+            model: the model.
+            solver: an `SGMCMC` whose spread is `Point()`; None takes ten epochs of descent.
+            optimiser: from a step size to an optax transformation; `optax.adam` makes this FedAdam.
+            step_size: of the optimiser.
+            start: parameters of the first point; None takes those that the network was made with, else the prior's mean.
+        """
+        point = SGMCMC(SGDIterates(0.01, momentum=0.9), Point(), num_epochs=10, burn_in=9) if solver is None else solver
+        if not (isinstance(point, SGMCMC) and isinstance(point.spread, Point)):
+            raise CavityError("FedAvg needs a solver that ends in a point, such as SGMCMC(SGDIterates(0.01), Point())")
+        _set(self, model, point, optimiser, step_size, None)
+        if start is None:
+            start = model.template if isinstance(model, TreeModel) else model.prior.mean
+        self.start = jnp.asarray(ravel_pytree(start)[0], jnp.result_type(*jax.tree.leaves(model.prior)))
+
+    @property
+    def prior(self) -> PointMass:
+        return PointMass(self.start)
+
+    def residual(self, posterior: PointMass, tilted: PointMass) -> Float[Array, ""]:
+        return 0.5 * jnp.sum((tilted / posterior).location ** 2)
+
+    def cavity(self, posterior: PointMass, share: Float[Array, ""]) -> Any:
+        return _of_share(self.model.prior, jnp.zeros(()))
+
+    def delta(self, posterior: PointMass, share: Float[Array, ""], tilted: PointMass) -> Any:
+        return tilted / posterior
+
+    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+        weight = changes.num_rows / jnp.sum(changes.num_rows)
+        return jax.tree.map(lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, axes=1), changes.delta)
+
+
+def _set(
+    algorithm: Any, model: Model, solver: Solver | None, optimiser: Any, step_size: float, num_rows: float | None
+) -> None:
+    """The parts that all of them have, checked."""
+    if not isinstance(model.prior, Gaussian):
+        raise UnsuitableError(f"the model's prior must be Gaussian, and is {type(model.prior).__name__}")
+    if optimiser is None:
+        import optax
+
+        optimiser = optax.sgd
+    algorithm.model = model
+    algorithm.solver = SGMCMC(SGDIterates(0.01, momentum=0.9)) if solver is None else solver
+    algorithm.optimiser = Ascent(optimiser, step_size)
+    algorithm.num_rows = as_number(num_rows)
+    algorithm.loss, algorithm.divergence = NegativeLogLikelihood(), KL()
+    if num_rows is not None:
+        require(algorithm.num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
+    algorithm.solver.check(model, algorithm.loss, algorithm.divergence)

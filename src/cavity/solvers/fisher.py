@@ -1,0 +1,73 @@
+"""The diagonal Fisher information of a client's rows (FedEP, eq. 4), summed over them.
+
+    H = sum over rows n of weight_n E[(d log p(y | theta, x_n) / dtheta)^2],   y ~ p(y | theta, x_n)
+
+The outcomes are drawn from the model, not the data's (Kunstner et al., 2019). The paper writes an expectation over rows;
+in the precision of a posterior it is their sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cavity.errors import UnsuitableError
+from cavity.interfaces import Data, Loss, Model, OutcomeDraws, PredictorModel, Problem
+
+NUMBERS_AT_ONCE = 1 << 22  # gradients of single rows that are held together, in numbers
+
+
+def check_fisher(model: Model, loss: Loss) -> None:
+    """Raise UnsuitableError where outcomes cannot be drawn, or the loss is no likelihood."""
+    if not isinstance(model, PredictorModel) or not isinstance(model.likelihood, OutcomeDraws):
+        raise UnsuitableError(
+            f"the Fisher information needs a model whose likelihood can draw outcomes (`OutcomeDraws`); "
+            f"{type(model).__name__} has none. Use ScaledIdentity or SampleMoments"
+        )
+    if loss.likelihood_power is None:
+        raise UnsuitableError(
+            f"the Fisher information is that of a likelihood, not of {type(loss).__name__}; use SampleMoments"
+        )
+
+
+def diagonal_fisher(key: PRNGKeyArray, problem: Problem, theta: Float[Array, " d"]) -> Float[Array, " d"]:
+    """One draw of an outcome per row. Row n has its own key, so that padding does not matter."""
+    model, data = problem.model, problem.data
+    assert isinstance(model, PredictorModel) and isinstance(model.likelihood, OutcomeDraws)
+    likelihood = model.likelihood
+
+    def squared_slope(row: tuple[Any, Array, Array]) -> Float[Array, " d"]:
+        batch, weight, number = row
+        alone = jax.tree.map(lambda leaf: leaf[None], batch)
+
+        def log_prob(theta: Array, y: Any) -> Array:
+            return likelihood.log_prob(model.predictor(theta, alone)[0], y)[0]
+
+        f, _ = model.predictor(theta, alone)
+        y = likelihood.draw(jax.random.fold_in(key, number), f)
+        return weight.astype(theta.dtype) * jax.grad(log_prob)(theta, jax.lax.stop_gradient(y)) ** 2
+
+    total = _sum_over_rows(squared_slope, data, theta)
+    return total * jnp.asarray(problem.loss.likelihood_power, theta.dtype)
+
+
+def _sum_over_rows(function: Any, data: Data, theta: Float[Array, " d"]) -> Float[Array, " d"]:
+    """The sum of `function` of each row, some rows at a time."""
+    num_rows = data.weight.shape[0]
+    at_once = max(1, min(num_rows, NUMBERS_AT_ONCE // theta.shape[0]))
+    num_pieces = -(-num_rows // at_once)
+    numbers = jnp.arange(num_pieces * at_once, dtype=jnp.uint32)
+    places = jnp.minimum(numbers, num_rows - 1).reshape(num_pieces, at_once)
+    counts = (numbers < num_rows).reshape(num_pieces, at_once)
+
+    def piece(total: Array, these: tuple[Array, Array]) -> tuple[Array, None]:
+        place, counted = these
+        batch, weight = jax.tree.map(lambda leaf: jnp.asarray(leaf)[place], (data.batch, data.weight))
+        values = jax.vmap(function)((batch, weight * counted, place))
+        return total + jnp.sum(values, axis=0), None
+
+    total, _ = jax.lax.scan(piece, jnp.zeros_like(theta), (places, counts))
+    return total
