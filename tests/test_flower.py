@@ -176,18 +176,17 @@ def test_what_a_round_and_a_large_posterior_cost(tmp_path):
     assert {row["program"] for row in memory} >= {"SuperLink", "server and clients"}
 
 
-def test_a_connection_that_breaks_while_a_message_is_handed_over(rig, tmp_path, monkeypatch):
-    """The SuperNode believes that the message is being worked on, and would give its client no other."""
-    acquire, broken, york = RuntimeHttpClient.AcquireTask, [], rig.loopback.nodes["york"]
+def test_a_connection_that_breaks_in_the_middle_of_an_answer(rig, tmp_path, monkeypatch):
+    """The SuperNode has its head, waits for the rest for ever, and would hand over nothing else."""
+    push, broken, york = RuntimeHttpClient.PushObject, [], rig.loopback.nodes["york"]
 
     def breaks_once(self, request):
-        task = acquire(self, request)
-        if task.token and not broken and self._base_url.endswith(f":{york._port}"):
-            broken.append(task.token)
+        if not broken and self._base_url.endswith(f":{york._port}"):
+            broken.append(request.object_id)
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
-        return task
+        return push(self, request)
 
-    monkeypatch.setattr(RuntimeHttpClient, "AcquireTask", breaks_once)
+    monkeypatch.setattr(RuntimeHttpClient, "PushObject", breaks_once)
     text = study_text(4, '[run]\nschedule = "synchronous"\nrounds = 2\n')
     meeting = Meeting(rig, tmp_path, text, four_hospitals())
     fit, reference = meeting.run(), meeting.in_one_process()

@@ -136,7 +136,7 @@ class FlowerNode:
                 except LOST as error:  # the server will ask again
                     logger.warning("a message was lost: %s: %s", type(error).__name__, error)
                     if isinstance(error, httpx.TransportError):
-                        break  # the SuperNode may believe that a task is being worked on, and would give no other
+                        break  # a SuperNode that has half of an answer waits for the other half for ever
                 time.sleep(POLL)
         self._node.end()
 
