@@ -185,6 +185,7 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
     names, num_clients = server.names, len(server.clients.keys() - algorithm.owned)
     fixed = {
         "refused": 0,
+        "refusals": {},
         "communications": num_clients,
         "bytes": _bytes_per_visit(algorithm, server) * num_clients,
         "seconds": seconds,
@@ -249,7 +250,7 @@ def run_round(
                 written(server)
                 heard(visits, len(replies))
                 for name, why in outcome.refused:
-                    logger.warning("client %r: its reply was refused: %s", name, why)
+                    logger.warning("client %r: its reply to version %d was refused: %s", name, server.version - 1, why)
                     engine.tell(name, why)
         if not there_is_more:  # whoever has not replied will not
             server = ledger.abandon(server, server.names)
@@ -269,6 +270,7 @@ def run_round(
         "solver_steps": max(int(report.steps) for report in reports),
         "unconverged": sum(not bool(report.converged) for report in reports),
         "refused": len(refused),
+        "refusals": dict(refused),
         "communications": heard_of,
         "bytes": num_bytes,
         "seconds": time.perf_counter() - began,

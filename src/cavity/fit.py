@@ -15,9 +15,19 @@ from jaxtyping import PyTree
 
 from cavity import diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
+from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.point import PointMass
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import ClientSource, Data, LatentModel, PredictiveModel, ReportedModel, Schedule
+from cavity.interfaces import (
+    ClientSource,
+    CombiningAlgorithm,
+    Data,
+    LatentModel,
+    PredictiveModel,
+    ReportedModel,
+    Schedule,
+)
 from cavity.models.globals_only import GlobalsOnly
 from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
@@ -29,6 +39,9 @@ if TYPE_CHECKING:
     import arviz
 
     from cavity.importance import ImportanceWeights
+
+
+POINT = 1e16  # a power of a Gaussian that has the same mean, and for any use no spread
 
 
 @dataclass(frozen=True)
@@ -173,13 +186,25 @@ class Fit:
             q, mean = jax.tree.map(jax.numpy.asarray, (kept.q, self.posterior.q.mean))
             return q.recentred(mean - kept.centre) if hasattr(kept, "centre") else q
 
-    def hand_over(self, algorithm: Any) -> Fit:
-        """The same posteriors, for another method of the same model to go on with: SFVI-Avg first, then SFVI.
+    def hand_over(self, algorithm: Any, *, precision_per_row: float | None = None) -> Fit:
+        """What was found so far, for another method of the same model to go on with.
+
+        SFVI-Avg first, then SFVI; or FedAvg as burn-in, then FedEP, FedSEP or FedPA. FedAvg's point becomes
+        N(point, 1 / (c n_k)) as the factor of a client with n_k rows, so that its rows are not counted again.
+
+        Args:
+            algorithm: the other method.
+            precision_per_row: c, after FedAvg; that of the scaled identity, where the other method has one.
 
         Example: `fit.hand_over(SFVI(model)).refine(10_000)`
         """
+        if isinstance(self.posterior, PointMass) and hasattr(algorithm, "taking_over"):
+            return self._hand_over_point(algorithm, precision_per_row)
         if not (self._latent and isinstance(algorithm.model, LatentModel)):
-            raise CavityError("a fit is handed over between SFVI and SFVI-Avg")
+            raise CavityError(
+                "a fit is handed over between SFVI and SFVI-Avg, or from FedAvg to FedEP, FedSEP or FedPA; "
+                f"this one is of {type(self.algorithm).__name__}, and would go to {type(algorithm).__name__}"
+            )
         states = {}
         for name in self.client_states or {}:
             local = algorithm.adopt(self._local_q(name), self.posterior)
@@ -187,6 +212,19 @@ class Fit:
         method = algorithm.adopt_globals(self.posterior)
         server = replace(self.server, method=method, prior=ledger.to_host(algorithm.prior))
         return replace(self, algorithm=algorithm, server=server, client_states=states)
+
+    def _hand_over_point(self, algorithm: Any, precision_per_row: float | None) -> Fit:
+        if precision_per_row is None:
+            precision_per_row = getattr(getattr(algorithm.solver, "spread", None), "precision_per_row", None)
+        if precision_per_row is None:
+            raise CavityError(
+                "FedAvg's point says nothing of its precision; give `precision_per_row`, such as 0.05: the posterior "
+                "starts with a variance of 1 / (precision_per_row * rows of all clients)"
+            )
+        counted = running.in_chunks(algorithm.model, self.needs_clients("hand over"))
+        num_rows = {name: float(data.weight.sum()) for chunk in counted for name, data in chunk.items()}
+        server = algorithm.taking_over(self.server, num_rows, float(precision_per_row))
+        return replace(self, algorithm=algorithm, server=server)
 
     @property
     def parties(self) -> list[str]:
@@ -213,7 +251,7 @@ class Fit:
             remarks += self.algorithm.model.remarks
         return tuple(remarks)
 
-    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
+    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0, point: bool = False) -> Prediction:
         """The expected outcome at new rows, with its posterior sd and 90 % interval.
 
         Args:
@@ -222,6 +260,7 @@ class Fit:
             num_draws: average over so many posterior draws; None takes the closed form where there is one
                 (for logistic regression the probit approximation).
             seed: of the draws.
+            point: predict with the posterior's mean alone, as methods without uncertainty do.
         """
         model = self.algorithm.model
         if self._latent:  # of rows at a silo that is new: every unit is
@@ -230,6 +269,8 @@ class Fit:
         if not isinstance(model, PredictiveModel):
             raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
         posterior = jax.tree.map(jax.numpy.asarray, self.posterior)
+        if point and isinstance(posterior, Gaussian):
+            posterior, num_draws = posterior**POINT, None if num_draws is None else 1
         return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
 
     def refine(
@@ -380,10 +421,11 @@ class Fit:
         return replace(server, schedule=self.schedule.init(server.names))
 
     def _needs_factors(self) -> None:
-        if self._latent:
+        if isinstance(self.algorithm, CombiningAlgorithm):
+            who = "silo" if self._latent else "client"
             raise CavityError(
-                f"{type(self.algorithm).__name__} keeps no factor per silo that could be taken out; run it again "
-                "without the silo"
+                f"{type(self.algorithm).__name__} keeps no factor per {who} that could be taken out; run it again "
+                f"without the {who}"
             )
 
     def needs_clients(self, action: str) -> Mapping[str, Data] | ClientSource:

@@ -10,9 +10,9 @@
 | optim(delta eta) (section 2.2.3) | `optimiser`, on natural parameters |
 
 An optimiser on deltas acts per row by default, with its memory in the row, so that the posterior stays the prior times
-the factors. The paper has one at the server too, on the mean of a round's deltas, and with it the factors' product is no
-longer the posterior; `server_optimiser` does that, and what the product lacks is kept in a row of the server's own. A
-client that leaves then takes its factor with it, but not what the server's optimiser remembers of it.
+the factors. The paper has one at the server too, on the mean of a round's deltas, and with it the product of factors is
+no longer the posterior; `server_optimiser` does that, and what the product lacks is a row of the server's own. A client
+that leaves then takes its factor with it, but not what the server's optimiser remembers of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from cavity import ledger
@@ -218,7 +219,7 @@ def _factor_of(brief: Brief) -> Brief:
 
 def _step(optimiser: Ascent, start: Any, memory: Any, delta: Any) -> tuple[Any, Any]:
     """One step of the optimiser with the delta as its gradient; in double precision where the server's leaves are."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((start, delta))):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((start, delta))):
         return optimiser.step(start, memory, delta)
     with jax.enable_x64(True):
         return ledger.to_host(_jitted_step(optimiser, start, memory, delta))

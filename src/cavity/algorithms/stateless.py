@@ -92,7 +92,7 @@ class StatelessAlgorithm(CombiningAlgorithm):
 
     @abc.abstractmethod
     def together(self, changes: Change, total: Float[Array, ""]) -> Any:
-        """The direction of the server's step from the stacked changes of a round, where all clients have `total` rows."""
+        """The direction of the server's step from a round's changes, stacked, where all clients have `total` rows."""
 
     @property
     def prior(self) -> Any:
@@ -134,7 +134,8 @@ class StatelessAlgorithm(CombiningAlgorithm):
     def _share(self, brief: Brief, data: Data) -> Float[Array, ""]:
         rows, census = _rows(data), brief.shared
         total = self._total(census).astype(rows.dtype)
-        return jnp.where(total > 0, rows / jnp.where(total > 0, total, 1.0), 1.0 / census.num_clients.astype(rows.dtype))
+        alike = census.num_clients.astype(rows.dtype) * rows
+        return rows / jnp.asarray(jnp.where(total > 0, total, alike))
 
     def _total(self, census: Census) -> Float[Array, ""]:
         """N, given or estimated; 0 where nothing is known."""
@@ -222,7 +223,7 @@ class FedSEP(_Gaussian):
         solver: Solver | None = None,
         optimiser: Callable[[Any], Any] | None = None,
         step_size: float = 1.0,
-        num_rows: float | None = None,
+        num_rows: float | int | None = None,
     ):
         """The parts; `optimiser` makes an optax transformation from a step size, None is plain descent."""
         _set(self, model, solver, optimiser, step_size, num_rows)
@@ -263,7 +264,7 @@ class FedPA(_Gaussian):
         solver: Solver | None = None,
         optimiser: Callable[[Any], Any] | None = None,
         step_size: float = 1.0,
-        num_rows: float | None = None,
+        num_rows: float | int | None = None,
     ):
         """The parts; `optimiser` makes an optax transformation from a step size, None is plain descent."""
         _set(self, model, solver, optimiser, step_size, num_rows)
@@ -316,7 +317,7 @@ class FedAvg(StatelessAlgorithm):
             solver: an `SGMCMC` whose spread is `Point()`; None takes ten epochs of descent.
             optimiser: from a step size to an optax transformation; `optax.adam` makes this FedAdam.
             step_size: of the optimiser.
-            start: parameters of the first point; None takes those that the network was made with, else the prior's mean.
+            start: parameters of the first point; None takes those that a network was made with, else the prior's mean.
         """
         point = SGMCMC(SGDIterates(0.01, momentum=0.9), Point(), num_epochs=10, burn_in=9) if solver is None else solver
         if not (isinstance(point, SGMCMC) and isinstance(point.spread, Point)):
@@ -345,7 +346,7 @@ class FedAvg(StatelessAlgorithm):
 
 
 def _set(
-    algorithm: Any, model: Model, solver: Solver | None, optimiser: Any, step_size: float, num_rows: float | None
+    algorithm: Any, model: Model, solver: Solver | None, optimiser: Any, step_size: float, num_rows: float | int | None
 ) -> None:
     """The parts that all of them have, checked."""
     if not isinstance(model.prior, Gaussian):

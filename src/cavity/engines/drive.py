@@ -140,7 +140,7 @@ def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[A
     states, cavities = _begin(algorithm, work, mesh)
     known, i = algorithm.solver.steps_for(np.asarray(work.data.num_rows)), 0
     last = None if known is None else int(np.max(known))
-    alike = last is not None and int(np.min(known)) == last  # then none has to be held back
+    alike = known is not None and int(np.min(known)) == last  # then none has to be held back
     arrays, rest = eqx.partition((algorithm, work, cavities, mesh, not alike), eqx.is_array)
     leaves, structure = jax.tree.flatten(rest)
     while i < last if last is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):

@@ -150,7 +150,7 @@ class RowAlgorithm(Algorithm):
 
     @property
     def rows_multiply(self) -> bool:
-        """Whether a row is its factor and no more, so that one joint row can stand for all (factors held by clients)."""
+        """Whether a row is its factor and no more, so that one can stand for all where clients hold theirs."""
         return True
 
     def initial_method(self, num_clients: int) -> PyTree:
@@ -177,7 +177,7 @@ class CombiningAlgorithm(Algorithm):
 
     @abc.abstractmethod
     def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
-        """What is the same for everybody in one round: the noise of the global latents, a key, what the server knows."""
+        """What is the same for everybody in one round: noise of the global latents, a key, what the server knows."""
 
     @abc.abstractmethod
     def combine(self, posterior: Any, method: Any, exchange: PyTree, answers: Answer, share: Any) -> tuple[Any, Any]:

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.errors import CavityError
@@ -103,18 +102,18 @@ class SGHMC(Chain):
     """Hamiltonian dynamics with friction; the momentum is drawn anew in every step.
 
     Attributes:
-        step_size: of the integrator, in units of theta squared.
+        step_size: of the integrator, in units of theta: well below the smallest standard deviation.
         num_integration_steps: between two draws of the momentum, all on one mini-batch.
-        friction: per integration step, in (0, 1).
+        friction: per unit of time, as many steps as make up one unit of theta.
     """
 
     step_size: Float[Array, ""] = eqx.field(converter=as_number)
     num_integration_steps: int = eqx.field(static=True, default=10)
-    friction: Float[Array, ""] = eqx.field(converter=as_number, default=0.1)
+    friction: Float[Array, ""] = eqx.field(converter=as_number, default=1.0)
 
     def __check_init__(self) -> None:
         require(self.step_size, lambda size: size > 0, "the step size must be positive")
-        require(self.friction, lambda friction: 0 < friction < 1, "friction must be in (0, 1)")
+        require(self.friction, lambda friction: friction > 0, "the friction must be positive")
         if self.num_integration_steps < 1:
             raise CavityError(f"there must be at least one integration step, not {self.num_integration_steps}")
 

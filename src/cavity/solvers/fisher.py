@@ -2,8 +2,8 @@
 
     H = sum over rows n of weight_n E[(d log p(y | theta, x_n) / dtheta)^2],   y ~ p(y | theta, x_n)
 
-The outcomes are drawn from the model, not the data's (Kunstner et al., 2019). The paper writes an expectation over rows;
-in the precision of a posterior it is their sum.
+The outcomes are drawn from the model, not the data's (Kunstner et al., 2019). The paper writes an expectation over
+rows; in the precision of a posterior it is their sum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def check_fisher(model: Model, loss: Loss) -> None:
 def diagonal_fisher(key: PRNGKeyArray, problem: Problem, theta: Float[Array, " d"]) -> Float[Array, " d"]:
     """One draw of an outcome per row. Row n has its own key, so that padding does not matter."""
     model, data = problem.model, problem.data
-    assert isinstance(model, PredictorModel) and isinstance(model.likelihood, OutcomeDraws)
+    assert isinstance(model, PredictorModel)
+    assert isinstance(model.likelihood, OutcomeDraws)
     likelihood = model.likelihood
 
     def squared_slope(row: tuple[Any, Array, Array]) -> Float[Array, " d"]:

@@ -115,7 +115,7 @@ class SGMCMC(Solver):
         place = state.steps % batches
         order = jnp.where(place == 0, shuffled(order_key, data), state.order)
         batch = part(data, order, place, self.batch_size or data.weight.shape[0])
-        num_rows = data.num_rows.astype(state.theta.dtype)
+        num_rows = jnp.asarray(data.num_rows, state.theta.dtype)
         temperature = jnp.asarray(problem.divergence.weight, state.theta.dtype)
 
         def mean_loss(theta: Array) -> Array:

@@ -145,7 +145,7 @@ class SampleMoments(Spread):
         variance = (1.0 - weight) * own + weight * target
         if self.non_negative:
             cavity = problem.cavity.variance
-            variance = jnp.where(cavity > 0, jnp.minimum(variance, cavity), variance)
+            variance = jnp.asarray(jnp.where(cavity > 0, jnp.minimum(variance, cavity), variance))
         return problem.cavity.with_moments_of(DiagonalGaussian.from_moments(samples.mean, variance))
 
 
