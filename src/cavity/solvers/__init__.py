@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cavity.solvers.gradient import Gradient
     from cavity.solvers.laplace import Laplace
     from cavity.solvers.lbfgs import LBFGS
+    from cavity.solvers.moment_matching import MomentMatching
     from cavity.solvers.natural_gradient import NaturalGradient
     from cavity.solvers.plateau import Plateau
     from cavity.solvers.power_ep import PowerEP
@@ -30,6 +31,7 @@ __all__ = [
     "Gradient",
     "Laplace",
     "LocalDraws",
+    "MomentMatching",
     "NaturalGradient",
     "ParameterDraws",
     "Plateau",
@@ -48,6 +50,7 @@ __getattr__ = from_rooms(
         "gradient": "Gradient",
         "laplace": "Laplace",
         "lbfgs": "LBFGS",
+        "moment_matching": "MomentMatching",
         "natural_gradient": "NaturalGradient",
         "plateau": "Plateau",
         "power_ep": "PowerEP",
