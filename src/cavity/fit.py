@@ -205,7 +205,9 @@ class Fit:
             return tuple(remarks)
         if last is not None and not self.converged:
             residual = last["residual"]
-            why = f"the largest residual is {residual:.1e} nats" if np.isfinite(residual) else "the residual is not known"
+            why = (
+                f"the largest residual is {residual:.1e} nats" if np.isfinite(residual) else "the residual is not known"
+            )
             remarks.append(f"not converged: {why}; go on with fit.refine()")
         if last is not None and last["unconverged"]:
             remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
