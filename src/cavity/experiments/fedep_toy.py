@@ -124,9 +124,11 @@ def draw_clients(rng: np.random.Generator, num_draws: int, scale: Scale) -> tupl
 
 def _as_rows(x: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray, Data]:
     """With unit noise the likelihood of rows (x, x . mu) has the precision x'x, and its mode at mu."""
-    y = np.einsum("ikrd,ikd->ikr", x, means)
-    data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(y.shape), jnp.full(y.shape[:2], y.shape[2]))
-    return np.einsum("ikrd,ikre->ikde", x, x), means, data
+
+    def client(x: Array, mean: Array) -> Data:
+        return Data((x, x @ mean), jnp.ones(len(x)), jnp.asarray(len(x)))
+
+    return np.einsum("ikrd,ikre->ikde", x, x), means, jax.vmap(jax.vmap(client))(jnp.asarray(x), jnp.asarray(means))
 
 
 def product_means(precisions: np.ndarray, means: np.ndarray) -> np.ndarray:
@@ -208,40 +210,54 @@ EXAMPLE_COVARIANCES = np.array([[[1.0, 0.85], [0.85, 1.0]], [[0.7, -0.45], [-0.4
 
 
 def draw_estimates() -> Figure:
-    """Figure 1: both clients, their product, and where each method puts the mean."""
+    """Figure 1: both clients, their product, and where each method puts its mean; beside it the way there."""
+    from matplotlib.figure import Figure
+
     roots = np.linalg.cholesky(np.linalg.inv(EXAMPLE_COVARIANCES)).swapaxes(-1, -2)
     precisions, means, data = _as_rows(roots[None], EXAMPLE_MEANS[None])
     target = product_means(precisions, means)[0]
     paths = {name: np.asarray(posterior_means(method, data, NUM_ROUNDS))[0] for name, method in methods().items()}
-    axes = axes_or_new(None, 6.8, 4.6)
+    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
+    whole, near = (axes_or_new(axes, 4.8, 4.6) for axes in figure.subplots(1, 2, width_ratios=[1.55, 1]))
+    product = np.linalg.inv(precisions[0].sum(0))
+    for axes in (whole, near):
+        for mean, covariance in zip(EXAMPLE_MEANS, EXAMPLE_COVARIANCES, strict=True):
+            _ellipses(axes, mean, covariance, GUIDE)
+        _ellipses(axes, target, product, "#000000")
+        axes.plot(*target, marker="+", markersize=12, markeredgewidth=1.5, color="#000000", linestyle="none",
+                  label="mean of the product", zorder=5)  # fmt: skip
+        axes.set_aspect("equal")
+        axes.set_xlabel("first parameter")
+    for i, name in enumerate((FEDAVG, FEDPA, FEDEP, IDENTITY)):
+        look = {"color": colour(i), "marker": marker(i), "linestyle": "none", "zorder": 4}
+        if name in (FEDAVG, FEDPA):
+            whole.plot(*paths[name][0], markersize=8, label=name, **look)
+            near.plot(*paths[name][0], markersize=8, **look)
+        else:
+            whole.plot(*paths[name][-1], markersize=10, fillstyle="none", markeredgewidth=1.4, label=name, **look)
+            near.plot(*paths[name].T, markersize=4, linewidth=1.2, **(look | {"linestyle": "-", "zorder": 3}))
+            for number in range(2, 5):
+                near.annotate(str(number), paths[name][number - 1], xytext=(6, -3), textcoords="offset points",
+                              fontsize="small", color=colour(i))  # fmt: skip
     for k, name in enumerate(("client 1", "client 2")):
-        _ellipses(axes, EXAMPLE_MEANS[k], EXAMPLE_COVARIANCES[k], GUIDE, name)
-    _ellipses(axes, target, np.linalg.inv(precisions[0].sum(0)), "#000000", "their product")
-    axes.plot(*target, marker="+", markersize=13, markeredgewidth=1.6, color="#000000", linestyle="none",
-              label="its mean")  # fmt: skip
-    for i, name in ((0, FEDAVG), (1, FEDPA)):
-        axes.plot(*paths[name][0], marker=marker(i), color=colour(i), markersize=8, linestyle="none", label=name,
-                  zorder=4)  # fmt: skip
-    for i, name in ((2, FEDEP), (3, IDENTITY)):
-        axes.plot(*paths[name].T, color=colour(i), linewidth=1.3, marker=marker(i), markersize=3.5,
-                  label=f"{name}, round by round", zorder=3)  # fmt: skip
-    axes.set_aspect("equal")
-    axes.set_xlabel("first parameter")
-    axes.set_ylabel("second parameter")
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
-    return figure_of(axes)
+        whole.annotate(name, EXAMPLE_MEANS[k], ha="center", va="center", color="#555555")
+    whole.annotate("product", target, xytext=(0, 46), textcoords="offset points", ha="center", va="bottom")
+    shown = np.concatenate([path for name, path in paths.items() if name != FULL])
+    near.set_xlim(shown[:, 0].min() - 0.25, shown[:, 0].max() + 0.25)
+    near.set_ylim(shown[:, 1].min() - 0.2, shown[:, 1].max() + 0.2)
+    near.set_title("the way there, by rounds", fontsize="medium")
+    whole.set_title("two clients, one and two standard deviations", fontsize="medium")
+    whole.set_ylabel("second parameter")
+    whole.legend(frameon=False, loc="lower right", fontsize="small")
+    return figure
 
 
-def _ellipses(axes: Axes, mean: np.ndarray, covariance: np.ndarray, shade: str, name: str) -> None:
+def _ellipses(axes: Axes, mean: np.ndarray, covariance: np.ndarray, shade: str) -> None:
     """One and two standard deviations around the mean."""
     angle = np.linspace(0.0, 2.0 * np.pi, 200)
     circle = np.linalg.cholesky(covariance) @ np.stack([np.cos(angle), np.sin(angle)])
     for size in (1.0, 2.0):
-        axes.plot(*(mean[:, None] + size * circle), color=shade, linewidth=1.1 / size + 0.3)
-    top = mean[:, None] + 2.0 * circle
-    place = np.argmax(top[1])
-    axes.annotate(name, top[:, place], xytext=(0, 3), textcoords="offset points", ha="center", fontsize="small",
-                  color="#555555" if shade == GUIDE else shade)  # fmt: skip
+        axes.plot(*(mean[:, None] + size * circle), color=shade, linewidth=1.6 / size, zorder=1)
 
 
 def draw_rounds(distances: Mapping[str, np.ndarray]) -> Figure:
