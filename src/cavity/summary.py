@@ -88,7 +88,7 @@ def summarise(
         raise ValueError(f"level is a probability between 0 and 1, not {level}")
     if not is_proper(posterior):
         raise ImproperError(
-            "the posterior is improper: so is the prior, and the clients that have replied do not tell every parameter; "
+            "the posterior is improper: so is the prior, and the clients who replied do not tell every parameter; "
             "let more of them reply, or give a proper prior"
         )
     mean, sd = diagnostics.moments(posterior)

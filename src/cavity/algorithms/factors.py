@@ -48,7 +48,7 @@ def check_parts(model: Model, loss: Loss, divergence: Divergence, solver: Solver
         return
     if not solver.starts_anywhere:
         raise UnsuitableError(
-            f"the prior is improper, and {type(solver).__name__} starts from it; give a proper prior (a very wide one), "
+            f"the prior is improper, and {type(solver).__name__} starts from it; give a proper one (very wide, say), "
             "or, where the rows are Gaussian, use Conjugate or MomentMatching"
         )
     if loss.needs_proper_cavity or divergence.needs_proper_cavity:

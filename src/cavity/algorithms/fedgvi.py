@@ -110,7 +110,7 @@ class FedGVI(FactorAlgorithm):
         check_parts(model, self.loss, self.divergence, self.solver)
         if not self.is_product and is_improper(model.prior):
             raise UnsuitableError(
-                f"with {type(self.server_divergence).__name__} the server needs a proper prior, and this one is improper; "
+                f"with {type(self.server_divergence).__name__} the server needs a proper prior, which this one is not; "
                 "give a very wide one, or leave the server's divergence out"
             )
 

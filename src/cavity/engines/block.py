@@ -87,7 +87,7 @@ def _round(
     halvings, exponents, method, (rows, posterior) = jax.lax.while_loop(improper, halve, start)
     finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(answers.delta)])
     log_z = ledger.posterior.log_partition - prior.log_partition
-    log_z = jnp.where(jnp.isfinite(log_z), log_z, jnp.nan)
+    log_z = jnp.asarray(jnp.where(jnp.isfinite(log_z), log_z, jnp.nan))
     said = BlockRound(
         residuals=report.residual,
         exponents=exponents,

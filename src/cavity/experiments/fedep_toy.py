@@ -1,4 +1,4 @@
-"""FedEP's toy (Guo et al., 2023, section 3.1): two Gaussian clients in the plane, table 4, figure 1 and figure 4 (left).
+"""FedEP's toy (Guo et al., 2023, section 3.1): two Gaussian clients in the plane; table 4, figures 1 and 4 (left).
 
 A client's likelihood is N(theta; mu_k, Sigma_k), with
 
@@ -35,7 +35,7 @@ averaged. FedPA is the first round of FedEP.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -171,8 +171,8 @@ def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array,
 
     def one_draw(data: Data) -> Float[Array, "rounds d"]:
         def one_round(ledger: Ledger, _: None) -> tuple[Ledger, Float[Array, " d"]]:
-            ledger, _, _ = run_block(algorithm, algorithm.prior, ledger, seed, names, data, 1)
-            return ledger, ledger.posterior.mean
+            after, _said, num_usable = run_block(algorithm, algorithm.prior, ledger, seed, names, data, 1)
+            return after, jnp.where(num_usable == 1, after.posterior.mean, jnp.nan)  # a refused round has no distance
 
         return jax.lax.scan(one_round, start, None, length=num_rounds)[1]
 
@@ -274,5 +274,3 @@ def draw_rounds(distances: Mapping[str, np.ndarray]) -> Figure:
     axes.set_ylabel("distance of the mean to that of the product")
     axes.legend(frameon=False)
     return figure_of(axes)
-
-

@@ -7,10 +7,10 @@ In a full Gaussian this is `Conjugate`. In a smaller family it is not: there VI 
 that of the covariance. Either has the exact mean at a fixed point of all clients, EP wider variances.
 
 FedEP's scaled identity (Guo et al., 2023, section 2.2.2) has the exact mean too and spares the rest: the factor's
-precision is n_k c I, fixed beforehand. The paper prints it as the covariance of the tilted distribution; so the
-precision of the posterior would not depend on the number of clients, and the iteration diverge on the paper's own toy.
-In the authors' program, and here, it is the factor's. Then a client whose likelihood has the precision P turns
-h, the natural mean of its cavity among two clients, into
+precision is n_k c I, fixed beforehand. The paper prints it as the covariance of the tilted distribution, 1 / s; then
+d_1 = s - d_2 and d_2 = s - d_1, and the precisions of two clients' factors, refit at once, swing between s and 0 for
+ever. In the authors' program, and here, it is the factor's. Then a client whose likelihood has the precision P turns h,
+the natural mean of its cavity among two clients, into
 
     (n c I - P) (n c I + P)^-1 h  +  constant
 
