@@ -172,7 +172,8 @@ def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array,
     def one_draw(data: Data) -> Float[Array, "rounds d"]:
         def one_round(ledger: Ledger, _: None) -> tuple[Ledger, Float[Array, " d"]]:
             after, _said, num_usable = run_block(algorithm, algorithm.prior, ledger, seed, names, data, 1)
-            return after, jnp.where(num_usable == 1, after.posterior.mean, jnp.nan)  # a refused round has no distance
+            mean = jnp.where(num_usable == 1, after.posterior.mean, jnp.nan)  # a refused round has no distance
+            return after, jnp.asarray(mean)
 
         return jax.lax.scan(one_round, start, None, length=num_rounds)[1]
 
