@@ -9,7 +9,7 @@ two likelihoods. A client has seven rows x ~ N(0, Psi^-1) with outcomes x . mu_k
 precision of its likelihood, the sum of x x', is Wishart, as it should be.
 
 How a random Psi is drawn, the paper does not say. Here it has eigenvalues in (1, 2), uniformly, as scikit-learn's
-`make_spd_matrix` draws it: one of four ways tried, and of the two with which FedEP comes to 1e-6 in 100 rounds. The same
+`make_spd_matrix` draws it: one of four ways tried, two of which let FedEP come to 1e-6 in 100 rounds. The same
 with Psi = A A', A standard normal, stands beside it. FedAvg and FedPA are as far off there; but where it is nearly
 singular, both clients are narrow in one direction, and EP is slow.
 
