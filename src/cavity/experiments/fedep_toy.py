@@ -29,8 +29,8 @@ EP converges for every pair of clients, and where r > 0 no fixed damping is fast
 the fixed point both tilted means are the posterior's, which makes it that of the product.
 
 The scaled identity has n_k c I as the factor's precision, with c = 1: the largest precision that a row has on average
-in any direction, and near the best of a scan on other draws (`solvers.moment_matching` says where that is). FedAvg is its first round: clients of equal precision are
-averaged. FedPA is the first round of FedEP.
+in any direction, and near the best of a scan on other draws (`solvers.moment_matching` says where that is). FedAvg is
+its first round: clients of equal precision are averaged. FedPA is the first round of FedEP.
 """
 
 from __future__ import annotations
