@@ -18,7 +18,7 @@ from cavity.distributions import FullGaussian
 from cavity.models import linear_regression
 from cavity.schedules import Sequential
 from cavity.server import Fixed
-from cavity.taken_out import AllButShare, AverageFactor, Everything, Nothing
+from cavity.taken_out import AllButShare, AverageFactor, Everything, Nothing, WholePosterior
 from tests import scenarios
 from tests.gaussian_vi import closest_gaussian
 from tests.marks import thorough
@@ -90,7 +90,7 @@ def fixed_point(eta, name):
     return natural(H @ mean - design.T @ (slopes @ WEIGHTS), H)
 
 
-def vi(context, name):
+def vi(context, name, num_steps=60):
     """Natural parameters of argmax E_q[log p(rows)] - KL(q : context), the context an unnormalised Gaussian.
 
     An optimiser finds them to the error of its finite differences, and property 3.2 the rest of the digits.
@@ -102,7 +102,7 @@ def vi(context, name):
 
     mean, covariance = closest_gaussian(log_density, np.array([-0.2, 1.0]), np.array([0.5, 0.5]))
     found = eta = from_moments(mean, covariance)
-    for _ in range(60):
+    for _ in range(num_steps):
         eta = 0.5 * eta + 0.5 * (natural(*context) + fixed_point(eta, name))
     np.testing.assert_allclose(eta, found, atol=1e-3 * np.abs(found).max())
     return eta
@@ -181,6 +181,11 @@ def stochastic_ep():
     return eta
 
 
+def fedpa():
+    """The prior, times what every client's rows say alone."""
+    return PRIOR_ETA + sum(vi(parts(0 * PRIOR_ETA), name, num_steps=300) for name in CLIENTS)
+
+
 def alpha_divergence_ep(q):
     """At a fixed point of Algorithm 3, q has the moments of q (p(y_k) / t_k) ** alpha, for each client; on a grid."""
     mean, covariance = np.asarray(q.posterior.mean), np.asarray(q.posterior.covariance)
@@ -213,6 +218,7 @@ DEFINITIONS = {
     "BCM (split)": bcm_split,
     "VCL, online VI": lambda: visits(1),
     "streaming VB": lambda: visits(3),
+    "FedPA": fedpa,
     "EP": lambda: ep(1.0),
     "power EP (PEP)": lambda: ep(0.5),
     "stochastic power EP (SPEP) inside a client": lambda: ep(0.5, tied=True),
@@ -283,7 +289,11 @@ def test_without_deletion_rows_count_once_per_pass(schedule):
         assert_counts(linear_run(Nothing(), passes, schedule), passes)
 
 
-@pytest.mark.parametrize("taken_out", [None, AllButShare(30), AverageFactor(3)], ids=["own", "share", "average"])
+@pytest.mark.parametrize(
+    "taken_out",
+    [None, AllButShare(30), AverageFactor(3), WholePosterior()],
+    ids=["own", "share", "average", "whole"],
+)
 def test_linear_regression_is_exact_and_stays_so(taken_out):
     for rounds in (1, 3):
         assert_counts(linear_run(taken_out, rounds), 1)
@@ -320,7 +330,7 @@ def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
 
 
 def test_the_posterior_is_prior_times_rows_whatever_is_taken_out():
-    for taken_out in (Nothing(), AllButShare(30), AverageFactor(3), Everything(30)):
+    for taken_out in (Nothing(), AllButShare(30), AverageFactor(3), Everything(30), WholePosterior()):
         fit = linear_run(taken_out, 2, damping=Fixed(0.7))
         total = sum(row.precision for row in fit.server.rows.values()) + fit.server.prior.precision
         np.testing.assert_allclose(fit.posterior.precision, total, rtol=1e-12)

@@ -9,6 +9,9 @@ from typing import Any
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.errors import CavityError
 from cavity.federation import Record
+from cavity.ledger import is_proper
+
+NO_EVIDENCE = "under an improper prior there is no evidence, for its constant could be anything; give a proper prior"
 
 
 def log_evidence(algorithm: Any, history: Sequence[Record]) -> float:
@@ -23,6 +26,8 @@ def log_evidence(algorithm: Any, history: Sequence[Record]) -> float:
             "a generalised loss or divergence has no evidence, since its likelihood is not that of the data; compare "
             "what held-out rows say, with cavity.choose"
         )
+    if not is_proper(algorithm.prior):
+        raise CavityError(NO_EVIDENCE)
     found = history[-1]["free_energy"] if history else math.nan
     if math.isnan(found):
         raise CavityError("the free energy is not known yet: not every client has replied; go on with fit.refine()")

@@ -242,9 +242,9 @@ class Fit:
             remarks.append(f"variational, with K = {samples} importance sample{'' if samples == 1 else 's'} per unit")
             return tuple(remarks)
         if last is not None and not self.converged:
-            remarks.append(
-                f"not converged: the largest residual is {last['residual']:.1e} nats; go on with fit.refine()"
-            )
+            known = np.isfinite(last["residual"])
+            why = f"the largest residual is {last['residual']:.1e} nats" if known else "the residual is not known yet"
+            remarks.append(f"not converged: {why}; go on with fit.refine()")
         if last is not None and last["unconverged"]:
             remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
         if isinstance(self.algorithm.model, ReportedModel):

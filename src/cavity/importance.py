@@ -28,6 +28,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.engines.drive import numbers_as_leaves
 from cavity.engines.stacks import buckets, device_mesh
 from cavity.errors import CavityError
+from cavity.evidence import NO_EVIDENCE
 from cavity.interfaces import Algorithm, Data
 
 FEWEST_DRAWS = 25  # of which the largest fifth can be fitted
@@ -46,10 +47,12 @@ class ImportanceWeights:
     Attributes:
         draws: of theta, with the draws as leading axis.
         log_weights: log w_s in nats, not normalised.
+        prior_is_proper: else the weights are known up to a constant factor, and there is no evidence.
     """
 
     draws: PyTree
     log_weights: Float[np.ndarray, " s"]
+    prior_is_proper: bool = True
 
     @property
     def pareto_k(self) -> float:
@@ -75,6 +78,8 @@ class ImportanceWeights:
     @property
     def log_evidence(self) -> float:
         """Log of the mean weight: an estimate of log p(y), which the free energy bounds from below."""
+        if not self.prior_is_proper:
+            raise CavityError(NO_EVIDENCE)
         return float(np.logaddexp.reduce(self.log_weights) - np.log(len(self.log_weights)))
 
 
@@ -85,13 +90,14 @@ def importance_weights(
     with jax.enable_x64(True):
         prior, posterior = jax.tree.map(jnp.asarray, ledger.to_host((prior, posterior)))
         draws = posterior.sample(jax.random.key(seed), (num_draws,))
-        log_weights = np.array(_log_ratios(prior, posterior, draws))
+        prior_is_proper = bool(prior.is_proper)
+        log_weights = np.array(_log_ratios(prior, posterior, draws, prior_is_proper))
         for clients in chunks:
             for name, sent in log_likelihoods(algorithm, draws, clients).items():
                 if np.isnan(sent).any():
                     raise CavityError(f"client {name!r}: the log likelihood of its rows is NaN at a posterior draw")
                 log_weights += sent
-    return ImportanceWeights(jax.tree.map(np.asarray, draws), log_weights)
+    return ImportanceWeights(jax.tree.map(np.asarray, draws), log_weights, prior_is_proper)
 
 
 def log_likelihoods(
@@ -115,8 +121,9 @@ def _log_likelihoods(algorithm: Algorithm, draws: PyTree, data: Data, at_once: i
 
 
 @eqx.filter_jit
-def _log_ratios(prior: Any, posterior: Any, draws: PyTree) -> Float[Array, " s"]:
-    return jax.lax.map(lambda theta: prior.log_prob(theta) - posterior.log_prob(theta), draws, batch_size=50)
+def _log_ratios(prior: Any, posterior: Any, draws: PyTree, prior_is_proper: bool) -> Float[Array, " s"]:
+    log_prior = prior.log_prob if prior_is_proper else prior.log_factor
+    return jax.lax.map(lambda theta: log_prior(theta) - posterior.log_prob(theta), draws, batch_size=50)
 
 
 def remark(weights: ImportanceWeights, posterior: Any) -> str:

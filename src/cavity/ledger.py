@@ -199,7 +199,8 @@ def _plain(report: Report) -> Report:
 def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
     """Row <- merge(row, delta, exponent) for each reply, and q <- rebuild(prior, rows).
 
-    The algorithm's damping proposes the exponents; they are halved together until the product is proper.
+    The algorithm's damping proposes the exponents; they are halved together until the product is proper. One that was
+    improper already (under an improper prior, before enough clients have spoken) may stay so.
     """
     residuals = server.residuals | {reply.client: float(reply.answer.report.residual) for reply in replies}
     with jax.enable_x64(True):
@@ -215,7 +216,7 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
             key = JOINT if server.held_by_clients else reply.client
             rows[key] = algorithm.merge(rows[key], reply.answer.delta, exponent)
         posterior = algorithm.rebuild(server.prior, list(rows.values()))
-        if is_proper(posterior):
+        if is_proper(posterior) or not is_proper(server.posterior):
             break
         exponents, method = exponents / 2, algorithm.damping.backed_off(method)
     else:
@@ -259,13 +260,16 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
     """sum_m F_m(q) + log Z_q, the global free energy at a fixed point (PVI, property 2.2 a), in nats.
 
     Exact at every synchronous round for the posterior that the clients answered, since q = prior * factors always;
-    in a sequential one the local terms are a pass apart. NaN before every client has replied once.
+    in a sequential one the local terms are a pass apart. NaN before every client has replied once, and under an
+    improper prior, whose constant is anything.
     """
     reports = [record.report for record in server.clients.values()]
     if any(report is None for report in reports) or not hasattr(type(posterior), "log_partition"):
         return float("nan")
     with jax.enable_x64(True):
         log_z = float(posterior.log_partition - server.prior.log_partition)
+    if not np.isfinite(log_z):
+        return float("nan")
     return sum(float(report.free_energy) for report in reports if report is not None) + log_z
 
 

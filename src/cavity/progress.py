@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ class Progress:
         rounds: the most that there will be.
         visits: accepted replies of this round so far.
         visits_in_round: how many make a round.
-        residual: the largest of the last whole round, in nats; NaN in the first.
+        residual: the largest of the last whole round, in nats; NaN in the first, infinite after an improper start.
         clients_per_second: replies per second since the run began.
         seconds_left: at that speed, if all rounds are needed.
     """
@@ -38,7 +39,7 @@ class Progress:
         parts = [f"round {self.round} of at most {self.rounds}"]
         if self.visits_in_round > 1:
             parts.append(f"{self.visits:,} of {self.visits_in_round:,} clients")
-        if self.residual == self.residual:
+        if math.isfinite(self.residual):
             parts.append(f"residual {self.residual:.1e}")
         parts.append(f"{self.clients_per_second:,.3g} clients/s")
         parts.append(f"at most {_duration(self.seconds_left)} left")

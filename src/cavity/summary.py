@@ -13,6 +13,8 @@ from jax.flatten_util import ravel_pytree
 
 from cavity import diagnostics
 from cavity.distributions.gaussian import Gaussian
+from cavity.errors import ImproperError
+from cavity.ledger import is_proper
 
 if TYPE_CHECKING:
     import pandas
@@ -84,6 +86,11 @@ def summarise(
     """The summary of a posterior; with a prior, remarks on parameters where it and the data disagree are added."""
     if not 0 < level < 1:
         raise ValueError(f"level is a probability between 0 and 1, not {level}")
+    if not is_proper(posterior):
+        raise ImproperError(
+            "the posterior is improper: so is the prior, and the clients who replied do not tell every parameter; "
+            "let more of them reply, or give a proper prior"
+        )
     mean, sd = diagnostics.moments(posterior)
     lower, upper = _interval(posterior, mean, sd, level)
     prior_mean, prior_sd = (mean, sd) if prior is None else diagnostics.moments(prior)

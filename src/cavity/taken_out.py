@@ -10,10 +10,11 @@
 | stochastic EP | the average factor, (posterior / prior) ** (1 / M) | `AverageFactor` |
 | global VI, one client at a time | everything: a client's rows stand for all rows | `Everything` |
 | BCM (split) | everything, and all of the prior but the client's share; the own factor is replaced | `AllButShare` |
+| FedPA | everything, and all of the prior (a flat cavity); the own factor is replaced | `WholePosterior` |
 
 Where the same is taken out and replaced, delta is tilted / posterior. In every case the server's ledger has prior times
-rows as its posterior; but only with `OwnFactor` and `AllButShare` is a row what its client's data say, and withdrawing
-it exact.
+rows as its posterior; but only with `OwnFactor`, `AllButShare` and `WholePosterior` is a row what its client's data
+say, and withdrawing it exact.
 """
 
 from __future__ import annotations
@@ -124,6 +125,19 @@ class AllButShare(_KnowsAllRows):
 
     def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
         return tilted / cavity / brief.row
+
+
+class WholePosterior(TakenOut):
+    """The cavity is flat: a client tells what its rows say alone, whatever others know: FedPA (FedEP, section 2.1).
+
+    A second round changes nothing but for noise in the solver. From a flat prior it is EP's first round.
+    """
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return brief.posterior**0.0
+
+    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
+        return tilted / brief.row
 
 
 def _of_total(q: Any, part: Any, total: Float[Array, ""]) -> Any:

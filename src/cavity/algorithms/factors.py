@@ -12,6 +12,9 @@ looks at its mean, the reverse KL divergence is infinite. There only so much of 
 the cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
 taken out. A cavity among factors of non-negative precision has at least the prior's and is never touched by this; fixed
 points whose cavities have half of it are not moved.
+
+The prior may be improper (`prior ** 0` is flat), with a solver that starts anywhere. Before the first round the
+posterior is then improper too, and the residual of whoever answers it infinite.
 """
 
 from __future__ import annotations
@@ -21,14 +24,38 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Data, Divergence, Loss, MultipleOfKL, Problem, RowAlgorithm, Solution
+from cavity.interfaces import Data, Divergence, Loss, Model, MultipleOfKL, Problem, RowAlgorithm, Solution, Solver
 from cavity.state import Answer, Brief, Report
 from cavity.taken_out import TakenOut
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
+
+
+def is_improper(prior: Any) -> bool:
+    """Whether the prior is known to be improper; a traced one is not looked at."""
+    proper = prior.is_proper
+    return not isinstance(proper, Tracer) and not proper
+
+
+def check_parts(model: Model, loss: Loss, divergence: Divergence, solver: Solver) -> None:
+    """Raise UnsuitableError unless the parts go together, from this prior on."""
+    solver.check(model, loss, divergence)
+    if not is_improper(model.prior):
+        return
+    if not solver.starts_anywhere:
+        raise UnsuitableError(
+            f"the prior is improper, and {type(solver).__name__} starts from it; give a proper one (very wide, say), "
+            "or, where the rows are Gaussian, use Conjugate or MomentMatching"
+        )
+    if loss.needs_proper_cavity or divergence.needs_proper_cavity:
+        raise UnsuitableError(
+            f"the prior is improper, and {type(loss).__name__} with {type(divergence).__name__} needs a proper cavity, "
+            "which is only sure with a proper prior; give one (a very wide one)"
+        )
 
 
 class FactorAlgorithm(RowAlgorithm):
@@ -77,7 +104,7 @@ class FactorAlgorithm(RowAlgorithm):
         else:
             delta = self.taken_out.delta(brief, problem.cavity, solution.tilted)
         report = Report(
-            residual=solution.tilted.kl(brief.posterior),
+            residual=jnp.where(brief.posterior.is_proper, solution.tilted.kl(brief.posterior), jnp.inf),
             free_energy=self._free_energy(brief, problem, solution),
             steps=solution.steps,
             converged=solution.converged,

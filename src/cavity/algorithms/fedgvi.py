@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cavity.algorithms.factors import FactorAlgorithm
+from cavity.algorithms.factors import FactorAlgorithm, check_parts, is_improper
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
-from cavity.errors import CavityError
+from cavity.errors import CavityError, UnsuitableError
 from cavity.interfaces import Damping, Divergence, LatentModel, Loss, Model, MultipleOfKL, Solver
 from cavity.models.globals_only import GlobalsOnly, as_rows
 from cavity.server.combine import combine
@@ -107,7 +107,12 @@ class FedGVI(FactorAlgorithm):
         self.model = _with_whole_prior(model, self.loss, self.divergence, self.server_divergence)
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
-        self.solver.check(model, self.loss, self.divergence)
+        check_parts(model, self.loss, self.divergence, self.solver)
+        if not self.is_product and is_improper(model.prior):
+            raise UnsuitableError(
+                f"with {type(self.server_divergence).__name__} the server needs a proper prior, which this one is not; "
+                "give a very wide one, or leave the server's divergence out"
+            )
 
     @property
     def is_product(self) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cavity.algorithms.factors import FactorAlgorithm
+from cavity.algorithms.factors import FactorAlgorithm, check_parts
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
@@ -69,7 +69,7 @@ class PVI(FactorAlgorithm):
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
         self.taken_out = OwnFactor() if taken_out is None else taken_out
-        self.solver.check(model, self.loss, self.divergence)
+        check_parts(model, self.loss, self.divergence, self.solver)
 
     @property
     def is_product(self) -> bool:

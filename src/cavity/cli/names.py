@@ -24,6 +24,7 @@ REPRODUCE = {
     "fedgvi-covertype": "cavity.experiments.fedgvi_covertype:fedgvi_covertype",
     "fedgvi-heart": "cavity.experiments.fedgvi_heart:fedgvi_heart",
     "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
+    "fedep-toy": "cavity.experiments.fedep_toy:fedep_toy",
     "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",
     "sfvi-radon": "cavity.experiments.sfvi_radon:sfvi_radon",
     "sfvi-softmax": "cavity.experiments.sfvi_softmax:sfvi_softmax",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +70,7 @@ def _tell(progress: Console, record: Record) -> None:
     """Rounds 1 to 9, 10 to 90, 100 to 900 and so on: a method of many short ones does not fill the screen."""
     number, moved = record["round"], record["residual"]
     if number % 10 ** (len(str(number)) - 1) == 0:
-        told = "" if moved != moved else f": the posterior still moves by {moved:.1e} nats"
+        told = "" if not math.isfinite(moved) else f": the posterior still moves by {moved:.1e} nats"
         progress.print(f"round {number}{told}")
 
 

@@ -141,3 +141,10 @@ class FullGaussian(Gaussian):
         off = ratio - jnp.diag(pivots)
         distance = shift @ (jnp.asarray(other.precision_matrix) @ shift)
         return 0.5 * (symmetric_kl_terms(pivots**2) + jnp.sum(off**2) + distance)
+
+
+def as_full(q: Gaussian) -> FullGaussian:
+    """The same density as a member of the largest family, improper or not."""
+    if isinstance(q, FullGaussian):
+        return q
+    return FullGaussian(q.precision_mean, q.precision_matrix)  # pyright: ignore[reportAttributeAccessIssue]

@@ -71,9 +71,11 @@ def _round(
         rows = jax.vmap(algorithm.merge)(ledger.rows, answers.delta, exponents)
         return rows, algorithm.rebuild(prior, Stacked(rows))
 
+    was_proper = ledger.posterior.is_proper
+
     def improper(carry: tuple) -> Array:
         halvings, _, _, (_, posterior) = carry
-        return ~posterior.is_proper & (halvings < MAX_HALVINGS)
+        return was_proper & ~posterior.is_proper & (halvings < MAX_HALVINGS)
 
     def halve(carry: tuple) -> tuple:
         halvings, exponents, method, _ = carry
@@ -85,6 +87,7 @@ def _round(
     halvings, exponents, method, (rows, posterior) = jax.lax.while_loop(improper, halve, start)
     finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(answers.delta)])
     log_z = ledger.posterior.log_partition - prior.log_partition
+    log_z = jnp.asarray(jnp.where(jnp.isfinite(log_z), log_z, jnp.nan))
     said = BlockRound(
         residuals=report.residual,
         exponents=exponents,

@@ -197,6 +197,15 @@ class ConjugateModel(Model):
         """(factor, constant) with log p(data | theta) = log factor(theta) + constant."""
 
 
+class GaussianRows(ConjugateModel):
+    """A promise: that factor is a Gaussian of full covariance, whatever the family of the prior is."""
+
+    @property
+    @abc.abstractmethod
+    def has_gaussian_rows(self) -> bool:
+        """Whether the promise holds with this likelihood."""
+
+
 class PredictiveModel(Model):
     """A model that can predict new rows from a posterior."""
 

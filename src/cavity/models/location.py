@@ -13,13 +13,13 @@ from cavity.checks import numeric_matrix
 from cavity.distributions import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import ConjugateModel, Data, Likelihood, LinearModel, PredictiveModel, PseudoRows
+from cavity.interfaces import Data, GaussianRows, Likelihood, LinearModel, PredictiveModel, PseudoRows
 from cavity.likelihoods import GaussianVector
 from cavity.models.prediction import Prediction, predict_from_designs
 from cavity.models.regression import gaussian_prior
 
 
-class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
+class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
     """Rows y of d numbers around one location theta, with a Gaussian prior. Build it with `normal_location`.
 
     Attributes:
@@ -60,6 +60,10 @@ class NormalLocation(LinearModel, ConjugateModel, PseudoRows, PredictiveModel):
     @property
     def is_conjugate(self) -> bool:
         return isinstance(self.prior, FullGaussian)
+
+    @property
+    def has_gaussian_rows(self) -> bool:
+        return True
 
     def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
         """The factor is the weighted sum of rows and their total weight, times S^-1."""

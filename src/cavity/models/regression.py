@@ -20,9 +20,9 @@ from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussi
 from cavity.distributions.gaussian import Gaussian, row_roots, split
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import (
-    ConjugateModel,
     Data,
     Encoding,
+    GaussianRows,
     Likelihood,
     LinearModel,
     PredictiveModel,
@@ -44,7 +44,7 @@ from cavity.models.prediction import Prediction, predict_from_designs
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
 
 
-class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, PredictiveModel, ReportedModel):
+class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, PredictiveModel, ReportedModel):
     """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
 
     Attributes:
@@ -111,7 +111,11 @@ class Regression(LinearModel, PredictorDraws, ConjugateModel, PseudoRows, Predic
 
     @property
     def is_conjugate(self) -> bool:
-        return isinstance(self.likelihood, GaussianNoise) and isinstance(self.prior, FullGaussian)
+        return self.has_gaussian_rows and isinstance(self.prior, FullGaussian)
+
+    @property
+    def has_gaussian_rows(self) -> bool:
+        return isinstance(self.likelihood, GaussianNoise)
 
     def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
         """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums, which the documentation tells a client."""

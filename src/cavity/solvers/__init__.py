@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cavity.solvers.gradient import Gradient
     from cavity.solvers.laplace import Laplace
     from cavity.solvers.lbfgs import LBFGS
+    from cavity.solvers.moment_matching import MomentMatching
     from cavity.solvers.natural_gradient import NaturalGradient
     from cavity.solvers.plateau import Plateau
     from cavity.solvers.power_ep import PowerEP
@@ -38,6 +39,7 @@ __all__ = [
     "Laplace",
     "LedoitWolf",
     "LocalDraws",
+    "MomentMatching",
     "NaturalGradient",
     "NaturalVI",
     "ParameterDraws",
@@ -62,6 +64,7 @@ __getattr__ = from_rooms(
         "gradient": "Gradient",
         "laplace": "Laplace",
         "lbfgs": "LBFGS",
+        "moment_matching": "MomentMatching",
         "natural_gradient": "NaturalGradient",
         "plateau": "Plateau",
         "power_ep": "PowerEP",

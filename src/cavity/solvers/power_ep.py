@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cavity.distributions.full import FullGaussian
+from cavity.distributions.full import FullGaussian, as_full
 from cavity.distributions.gaussian import Gaussian, row_roots
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, LinearModel, Loss, Model, MultipleOfKL, Problem, Solution, Solver
@@ -120,7 +120,7 @@ class PowerEP(Solver):
             )
 
     def init(self, problem: Problem) -> PowerEPState:
-        problem = replace(problem, start=_full(problem.start), cavity=_full(problem.cavity))
+        problem = replace(problem, start=as_full(problem.start), cavity=as_full(problem.cavity))
         variational = near_optimum(problem)
         q, loss = variational.current.q, variational.initial_loss
         return PowerEPState(
@@ -144,7 +144,7 @@ class PowerEP(Solver):
         else:
             usable = usable & refits.are_finite
             factors = factors.where(~usable, factors ** (1.0 - rho) * refits**rho)
-        q = _full(problem.cavity) * shared
+        q = as_full(problem.cavity) * shared
         q = q if factors is None else q * view.product(factors)
         taken = q.is_proper
         gap = jnp.where(taken, q.kl(state.q) / rho**2, state.gap)  # KL is quadratic near zero: of the undamped step
@@ -173,12 +173,6 @@ class PowerEP(Solver):
     def result(self, problem: Problem, state: PowerEPState) -> Solution:
         tilted = problem.start.with_moments_of(state.q)
         return Solution(tilted, state.initial_loss, state.steps, self._small(state) & state.complete)
-
-
-def _full(q: Gaussian) -> FullGaussian:
-    if isinstance(q, FullGaussian):
-        return q
-    return FullGaussian(q.precision_mean, q.precision_matrix)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _cavities(
