@@ -101,7 +101,7 @@ def run(
     """
     history, last_checkpoint = list(history), time.monotonic()
     stopwatch = Stopwatch(progress, stopping.rounds)
-    server = ledger.abandon(server, server.names)  # nothing is outstanding in an engine that has just started
+    server = ledger.abandon(server, server.clients.waiting)  # nothing is outstanding in an engine that has just started
 
     def written(server: ServerState) -> None:
         if checkpoint is not None and write_ahead:
@@ -196,6 +196,15 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
     ]
 
 
+def _of_those(server: ServerState, available: Sequence[str]) -> tuple[Mapping[str, float], Sequence[str]]:
+    """The residuals of those that can be asked, and who of them is idle."""
+    if len(available) == len(server.names):  # nothing to look for among very many
+        return server.residuals, server.idle
+    there = set(available)
+    residuals = {name: residual for name, residual in server.residuals.items() if name in there}
+    return residuals, [name for name in server.idle if name in there]
+
+
 def run_round(
     algorithm: Algorithm,
     engine: Engine,
@@ -214,13 +223,12 @@ def run_round(
     owned = algorithm.owned
     sent, num_available = server.posterior, len(server.clients)
     while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
-        available = set(engine.available(server.names))
+        available = engine.available(server.names)
         if not available:
             continue
         num_available = len(available)
         rng = np.random.default_rng([server.seed, server.version, visits])
-        residuals = {name: residual for name, residual in server.residuals.items() if name in available}
-        idle = [name for name in server.idle if name in available]
+        residuals, idle = _of_those(server, available)
         plan, state = schedule.next(rng, server.schedule, residuals, idle)
         sent = server.posterior
         server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
@@ -252,22 +260,24 @@ def run_round(
                     logger.warning("client %r: its reply was refused: %s", name, why)
                     engine.tell(name, why)
         if not there_is_more:  # whoever has not replied will not
-            server = ledger.abandon(server, server.names)
+            server = ledger.abandon(server, server.clients.waiting)
         idle_turns = 0 if visits > before else idle_turns + 1
         if idle_turns > MAX_IDLE_TURNS:
             raise RuntimeError(f"no client's reply could be used in {MAX_IDLE_TURNS} turns; the last: {refused[-1:]}")
     if not accepted:
         return server, None
-    reports = [record.report for record in server.clients.values() if record.report is not None]
+    # of whom this round has heard: of the others there is nothing new, and there may be very many
+    reports = {name: server.clients[name].report for name in accepted}
+    reports = {name: report for name, report in reports.items() if report is not None}
     virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
     return server, virtual | {
         "version": server.version,
-        "residual": float(np.max(list(server.residuals.values()))),  # a NaN counts: max() would overlook it
-        "residuals": server.residuals,
+        "residual": server.residuals.largest,
+        "residuals": {name: float(report.residual) for name, report in reports.items()},
         "free_energy": algorithm.free_energy(server, sent),
         "exponent": min(accepted.values()),
-        "solver_steps": max(int(report.steps) for report in reports),
-        "unconverged": sum(not bool(report.converged) for report in reports),
+        "solver_steps": max(int(report.steps) for report in reports.values()),
+        "unconverged": sum(not bool(report.converged) for report in reports.values()),
         "refused": len(refused),
         "communications": heard_of,
         "bytes": num_bytes,

@@ -31,7 +31,19 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import ProtocolError
-from cavity.state import Brief, ClientRecord, ClientState, Message, Pending, Reply, Report, ServerState, Settlement
+from cavity.state import (
+    NEW_CLIENT,
+    Brief,
+    ClientRecord,
+    Clients,
+    ClientState,
+    Message,
+    Pending,
+    Reply,
+    Report,
+    ServerState,
+    Settlement,
+)
 
 if TYPE_CHECKING:
     from cavity.interfaces import Algorithm, CombiningAlgorithm, RowAlgorithm
@@ -80,7 +92,7 @@ def open_ledger(
     if JOINT in names:
         raise ProtocolError(f"no client may be called {JOINT!r}; rename it")
     empty = to_host(algorithm.empty_row())
-    rows = {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
+    rows = {} if empty is None else {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
     prior = to_host(algorithm.prior)
     return ServerState(
         version=0,
@@ -88,7 +100,7 @@ def open_ledger(
         prior=prior,
         posterior=prior,
         rows=rows,
-        clients=dict.fromkeys(names, ClientRecord()),
+        clients=Clients.new(names),
         method=algorithm.initial_method(len(names)),
         held_by_clients=held_by_clients,
     )
@@ -96,16 +108,16 @@ def open_ledger(
 
 def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> tuple[ServerState, list[Message]]:
     """Start a message to each of `names`; one that is still outstanding is abandoned by it."""
-    clients, messages = dict(server.clients), []
+    clients, records, messages = server.clients, {}, []
     rowless = Brief(server.posterior, None, algorithm.shared(server))  # one for all: there may be very many clients
     started: dict[int, ClientRecord] = {}  # and before their first reply they share a record
     for name in names:
         if name not in clients:
-            raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(clients)}")
-        record, row = clients[name], server.rows.get(name)
+            raise ProtocolError(not_a_member(server, name))
+        record, row = records.get(name, clients[name]), server.rows.get(name)
         if id(record) not in started:
             started[id(record)] = replace(record, sequence=record.sequence + 1, waiting=server.version)
-        clients[name] = started[id(record)]
+        records[name] = started[id(record)]
         messages.append(
             Message(
                 client=name,
@@ -115,13 +127,19 @@ def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) ->
                 brief=rowless if row is None else replace(rowless, row=row),
             )
         )
-    return replace(server, clients=clients), messages
+    return replace(server, clients=clients | records), messages
+
+
+def not_a_member(server: ServerState, name: str, most: int = 20) -> str:
+    """What to tell somebody who names a client that is not there."""
+    more = f" and {len(server.names) - most:,} others" if len(server.names) > most else ""
+    return f"client {name!r} is not a member; the members are {', '.join(server.names[:most])}{more}"
 
 
 def abandon(server: ServerState, names: Iterable[str]) -> ServerState:
     """Stop waiting for these clients: their late replies will be refused, and they are idle again."""
     waived = {name: replace(server.clients[name], waiting=None) for name in names}
-    return replace(server, clients=server.clients | waived)
+    return replace(server, clients=server.clients | waived) if waived else server
 
 
 @dataclass
@@ -199,7 +217,7 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
 
     The algorithm's damping proposes the exponents; they are halved together until the product is proper.
     """
-    residuals = server.residuals | {reply.client: float(reply.answer.report.residual) for reply in replies}
+    residuals = dict(server.residuals) | {reply.client: float(reply.answer.report.residual) for reply in replies}
     with jax.enable_x64(True):
         exponents, method = algorithm.damping.choose(
             server.method,
@@ -259,8 +277,10 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
     Exact at every synchronous round for the posterior that the clients answered, since q = prior * factors always;
     in a sequential one the local terms are a pass apart. NaN before every client has replied once.
     """
+    if len(server.clients.told) < len(server.clients) or not hasattr(type(posterior), "log_partition"):
+        return float("nan")
     reports = [record.report for record in server.clients.values()]
-    if any(report is None for report in reports) or not hasattr(type(posterior), "log_partition"):
+    if any(report is None for report in reports):
         return float("nan")
     with jax.enable_x64(True):
         log_z = float(posterior.log_partition - server.prior.log_partition)
@@ -270,15 +290,14 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
 def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerState:
     """Forget a client: drop its row and rebuild. The others must then refine to convergence."""
     if name not in server.clients:
-        raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(server.clients)}")
+        raise ProtocolError(not_a_member(server, name))
     if server.held_by_clients:
         raise ProtocolError(
             f"client {name!r} keeps its own factor, so the server cannot take it out; "
             "run the study again without this client, or with the factors held by the server"
         )
     rows = {key: row for key, row in server.rows.items() if key != name}
-    clients = {key: record for key, record in server.clients.items() if key != name}
-    return rebuilt(algorithm, replace(server, rows=rows, clients=clients))
+    return rebuilt(algorithm, replace(server, rows=rows, clients=server.clients.without(name)))
 
 
 def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
@@ -291,7 +310,7 @@ def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
     if not is_proper(posterior):
         rows = dict.fromkeys(rows, to_host(algorithm.empty_row()))
         posterior = algorithm.rebuild(server.prior, list(rows.values()))
-        server = abandon(server, server.names)  # what is outstanding would change rows that are no more
+        server = abandon(server, server.clients.waiting)  # what is outstanding would change rows that are no more
     method = algorithm.initial_method(len(server.clients))
     return replace(server, version=server.version + 1, posterior=posterior, rows=rows, method=method)
 
@@ -300,8 +319,10 @@ def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
     """Add a client with an empty row; the posterior does not change until it replies."""
     if name in server.clients:
         raise ProtocolError(f"client {name!r} is a member already; a second one needs another name")
-    rows = server.rows if server.held_by_clients else server.rows | {name: to_host(algorithm.empty_row())}
-    return replace(server, rows=rows, clients=server.clients | {name: ClientRecord()})
+    rows, empty = server.rows, to_host(algorithm.empty_row())
+    if empty is not None and not server.held_by_clients:
+        rows = rows | {name: empty}
+    return replace(server, rows=rows, clients=server.clients | {name: NEW_CLIENT})
 
 
 def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:

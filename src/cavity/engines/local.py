@@ -24,7 +24,7 @@ from cavity.engines.combined import Federation, run_combined
 from cavity.engines.drive import Work, message_keys, name_number, numbers_as_leaves, run_clients
 from cavity.engines.stacks import buckets, device_mesh, splitting, spread, stack
 from cavity.interfaces import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, RowAlgorithm
-from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement, Stacked
+from cavity.state import ClientRecord, Clients, ClientState, Message, Reply, ServerState, Settlement, Stacked
 
 
 class LocalEngine(Engine):
@@ -133,7 +133,7 @@ class LocalEngine(Engine):
             version=int(end.version),
             posterior=end.posterior,
             rows=rows,
-            clients=records,
+            clients=Clients.of(records),
             method=end.method,
         ), said
 
@@ -181,7 +181,9 @@ class LocalEngine(Engine):
             for i, name in enumerate(server.names)
         }
         posterior, method = ledger.to_host((end.posterior, end.method))
-        return replace(server, version=int(end.version), posterior=posterior, method=method, clients=clients), said
+        return replace(
+            server, version=int(end.version), posterior=posterior, method=method, clients=Clients.of(clients)
+        ), said
 
     def _can_advance(self, server: ServerState) -> bool:
         """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""
