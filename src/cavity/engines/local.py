@@ -172,7 +172,7 @@ class LocalEngine(Engine):
             for i, name in enumerate(group):
                 kept = jax.tree.map(lambda leaf, i=i: leaf[i], local)
                 self._states[name] = ClientState(local=kept, settled=sequences[name])
-        clients = {
+        records = {
             name: ClientRecord(
                 sequence=sequences[name],
                 settled=Settlement(sequences[name], 1.0),
