@@ -236,6 +236,13 @@ class ClientSource(abc.ABC):
         Called from another thread, one chunk ahead.
         """
 
+    def num_rows(self, name: str) -> int | None:
+        """How many rows a client has, where that can be told without loading them; else None.
+
+        Clients of similar size then work together, and no small one waits for a large one.
+        """
+        return None
+
 
 class BlockRound(eqx.Module):
     """What a block says of one of its rounds.
