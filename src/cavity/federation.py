@@ -33,6 +33,7 @@ Record = dict[str, Any]
 Observer = Callable[[Record, ServerState], None]
 Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
 Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
+TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
 MAX_IDLE_TURNS = 100  # turns without one accepted reply before the loop gives up
 
 
@@ -117,7 +118,7 @@ def run(
             records[-1][name] = float(metric(server.posterior))
         for record in records:
             before = history[-1] if history else {}
-            for total in {"communications", "bytes", "seconds", "virtual_seconds"} & record.keys():
+            for total in TOTALS & record.keys():
                 record[total] += before.get(total, 0)
             history.append({"round": len(history) + 1} | record)
             for observer in observers:
@@ -218,7 +219,7 @@ def run_round(
     Clients that the engine cannot reach are left out of it, and one that is lost on the way costs its own reply only.
     There is no record of a round that was interrupted before its first reply.
     """
-    began, virtual_began = time.perf_counter(), engine.virtual_seconds
+    began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
     visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
     owned = algorithm.owned
     sent, num_available = server.posterior, len(server.clients)
@@ -236,6 +237,7 @@ def run_round(
         for message in messages:
             engine.submit(message)
         num_bytes += sum(wire.num_bytes(message.brief) for message in messages if message.client not in owned)
+        places = {message.client: place for place, message in enumerate(messages)}
         del messages  # the engine has them; there may be very many
         received, before, waiting, there_is_more = 0, visits, [], True
         while received < plan.wait and there_is_more:
@@ -247,6 +249,8 @@ def run_round(
                 heard(visits + received, len(replies))
                 continue
             if waiting:
+                # in the order of the plan, whatever the order in which an engine works
+                waiting.sort(key=lambda reply: places.get(reply.client, len(places)))
                 server, outcome = ledger.receive(algorithm, server, waiting)
                 visits += len(outcome.accepted)
                 heard_of += len(outcome.accepted.keys() - owned)
@@ -270,7 +274,8 @@ def run_round(
     reports = {name: server.clients[name].report for name in accepted}
     reports = {name: report for name, report in reports.items() if report is not None}
     virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
-    return server, virtual | {
+    compute = {} if compute_began is None else {"compute_seconds": (engine.compute_seconds or 0.0) - compute_began}
+    return server, virtual | compute | {
         "version": server.version,
         "residual": server.residuals.largest,
         "residuals": {name: float(report.residual) for name, report in reports.items()},

@@ -22,7 +22,7 @@ from cavity import ledger
 from cavity.engines.block import Ledger, run_block
 from cavity.engines.combined import Federation, run_combined
 from cavity.engines.drive import Work, common_brief, message_keys, name_number, numbers_as_leaves, run_clients
-from cavity.engines.stacks import buckets, device_mesh, splitting, spread, stack
+from cavity.engines.stacks import buckets, device_mesh, everywhere, splitting, spread, stack
 from cavity.interfaces import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, RowAlgorithm
 from cavity.state import ClientRecord, Clients, ClientState, Message, Reply, ServerState, Settlement, Stacked
 
@@ -225,8 +225,8 @@ class LocalEngine(Engine):
         common, briefs = common_brief([replace(message, brief=brief) for message, (brief, _) in group])
         told = stack([(brief, local) for brief, (_, (_, local)) in zip(briefs, group, strict=True)])
         keys, (briefs, local) = spread((keys, told), self._mesh)
-        work = Work(keys, briefs, local, data, jax.tree.map(jnp.asarray, common))
-        outcome = run_clients(self._traced, work, splitting(self._mesh, len(messages)))
+        mesh = splitting(self._mesh, len(messages))
+        outcome = run_clients(self._traced, Work(keys, briefs, local, data, everywhere(common, mesh)), mesh)
         answers, local = jax.tree.map(np.asarray, outcome)
         replies = []
         for i, message in enumerate(messages):

@@ -303,6 +303,11 @@ class Engine(abc.ABC):
         """The time in the world that the engine simulates, if it does."""
         return None
 
+    @property
+    def compute_seconds(self) -> float | None:
+        """The seconds so far in which clients' halves were computed, if the engine counts them."""
+        return None
+
     def close(self) -> None:
         """End what runs beside the program."""
         return
