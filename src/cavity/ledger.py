@@ -81,7 +81,7 @@ def is_finite(tree: PyTree) -> bool:
     return all(np.isfinite(leaf).all() for leaf in leaves if _is_floating(leaf))
 
 
-def _is_floating(array: np.ndarray) -> bool:
+def _is_floating(array: Any) -> bool:
     return jax.numpy.issubdtype(array.dtype, jax.numpy.floating)  # numpy does not count bfloat16
 
 
@@ -181,7 +181,8 @@ def receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply])
             reason = "its change holds a NaN or an infinity"
             server = abandon(server, [reply.client])
         if reason is None:
-            admitted[reply.client] = replace(reply, answer=to_host(reply.answer))
+            answer = to_host(reply.answer) if algorithm.absorbs_in_double else jax.tree.map(np.asarray, reply.answer)
+            admitted[reply.client] = replace(reply, answer=answer)
         else:
             outcome.refused.append((reply.client, reason))
     if not admitted:
@@ -253,8 +254,12 @@ def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any) -> 
 
 
 @eqx.filter_jit
-def _jitted_combine(algorithm: CombiningAlgorithm, *arguments: Any) -> tuple[Any, Any]:
-    return algorithm.combine(*arguments)
+def _jitted_combine(
+    algorithm: CombiningAlgorithm, posterior: Any, method: Any, exchange: PyTree, answers: Any, share: Any
+) -> tuple[Any, Any]:
+    # not before: of millions of weights the answers would be copied in double, one by one and together
+    double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if _is_floating(leaf) else leaf, answers)
+    return algorithm.combine(posterior, method, exchange, double, share)
 
 
 def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:

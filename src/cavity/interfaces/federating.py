@@ -46,6 +46,7 @@ class Algorithm(eqx.Module):
     model: eqx.AbstractVar[Any]  # a Model, or a LatentModel
     solver: eqx.AbstractVar[Solver]
     absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
+    absorbs_in_double: ClassVar[bool] = True  # whether `absorb` is given answers in float64; else as they came
 
     @property
     @abc.abstractmethod
@@ -160,6 +161,7 @@ class CombiningAlgorithm(Algorithm):
     """
 
     absorbs_together: ClassVar[bool] = True
+    absorbs_in_double: ClassVar[bool] = False  # its program converts them
 
     @property
     def planned_block(self) -> int:

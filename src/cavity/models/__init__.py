@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cavity.lazily import from_rooms
 
 if TYPE_CHECKING:
+    from cavity.models.bag_of_words import BagOfWords, bag_of_words
     from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
     from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
     from cavity.models.function import FunctionModel, function_model
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MLP",
+    "BagOfWords",
     "BernoulliShare",
     "CategoricalShares",
     "CoefficientPrior",
@@ -43,6 +45,7 @@ __all__ = [
     "Regression",
     "ShrunkRegression",
     "as_rows",
+    "bag_of_words",
     "equinox_model",
     "function_model",
     "linear_regression",

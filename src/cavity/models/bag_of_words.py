@@ -1,4 +1,4 @@
-"""Tags from the words of a text: f = the mean over its words w of W[w], a linear model with one weight per word and tag.
+"""Tags from the words of a text: f is the mean over its words w of W[w], linear with a weight per word and tag.
 
 It is the model of the StackOverflow task: with 10,000 words and 500 tags, five million weights.
 """
@@ -68,4 +68,4 @@ def bag_of_words(num_words: int, num_tags: int, *, prior_scale: float = 1.0, dty
     """N(0, prior_scale^2) on every weight; in single precision, as there may be millions."""
     size = num_words * num_tags
     prior = DiagonalGaussian(jnp.zeros(size, dtype), jnp.full(size, prior_scale**-2.0, dtype))
-    return BagOfWords(prior, num_words, TagsLogit(num_tags))
+    return BagOfWords(prior=prior, num_words=num_words, likelihood=TagsLogit(num_tags))
