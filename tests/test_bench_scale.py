@@ -18,7 +18,7 @@ def method():
     return Stateless(bag_of_words(40, 10), Epochs(20, 3, rate=1.0))
 
 
-def source(num_clients, most=None):
+def source(num_clients):
     return Generated(num_clients, [30, 7, 60, 12] * (num_clients // 4), scale_run.texts(40, 10), seed=1)
 
 
@@ -35,13 +35,13 @@ def test_rounds_learn_and_do_not_depend_on_the_chunk(method):
     np.testing.assert_allclose(fit.posterior.precision_mean, other.posterior.precision_mean, rtol=1e-4, atol=1e-4)
     words, tags = source(80).load(["client-78"])[0]  # of nobody who took part
     before, after = (np.mean(method.model.log_prob(q.mean, (words, tags))) for q in (method.prior, fit.posterior))
-    assert after > before + 0.5
+    assert after > before + 0.1
     assert [len(record["residuals"]) for record in fit.history] == [4] * 15
 
 
 def test_the_quick_form(command, tmp_path):
-    code, out, _ = command("bench", "scale", "--quick", "--json", "--out", str(tmp_path))
-    assert code == 0
+    code, out, err = command("bench", "scale", "--quick", "--json", "--out", str(tmp_path))
+    assert code == 0, err
     report = json.loads(out)
     rows = report["results"]["scale"]
     assert [row["clients"] for row in rows] == [100, 20_000]

@@ -1,4 +1,4 @@
-"""`cavity bench scale`: as many clients as the StackOverflow task has, ten of them per round, with five million weights.
+"""`cavity bench scale`: the clients of the StackOverflow task, ten of them per round, with five million weights.
 
 342,477 simulated clients, with as many rows as table 1 of FedEP (Guo et al., 2023) says, and 1,000 of them, each in a
 process of its own: what more clients cost before the first round and in memory, and how much of the time is spent in
@@ -47,7 +47,7 @@ def bench_scale(journal: Journal, size: Size, seed: int) -> None:
         journal.check(name, value, bar, None if quick else holds)
 
 
-def _in_own_process(*numbers: int) -> dict[str, float]:
+def _in_own_process(*numbers: int) -> dict[str, float | int]:
     command = [sys.executable, "-m", "cavity.experiments.scale_run", *map(str, numbers)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     if finished.returncode != 0:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.distributions import DiagonalGaussian
 from cavity.interfaces import CombiningAlgorithm, Data, Divergence, Loss, Model, Solver
-from cavity.models.bag_of_words import BagOfWords
+from cavity.models.tagging import BagOfWords
 from cavity.state import Answer, Brief, Report
 
 
@@ -50,8 +50,8 @@ class Epochs(Solver):
 
     def init(self, problem: Task) -> Walk:
         theta = problem.start.mean
-        per_epoch = (problem.data.num_rows + self.batch_size - 1) // self.batch_size
-        return Walk(theta, theta, jnp.asarray(0, jnp.int32), (self.epochs * per_epoch).astype(jnp.int32))
+        per_epoch = (jnp.asarray(problem.data.num_rows, jnp.int32) + self.batch_size - 1) // self.batch_size
+        return Walk(theta, theta, jnp.asarray(0, jnp.int32), self.epochs * per_epoch)
 
     def step(self, key: PRNGKeyArray, problem: Task, state: Walk) -> Walk:
         data = problem.data
@@ -81,7 +81,7 @@ class Stateless(CombiningAlgorithm):
     """
 
     model: BagOfWords
-    solver: Epochs
+    solver: Solver
     precision: float = 1.0
     share: float = 0.1
 

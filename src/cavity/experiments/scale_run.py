@@ -22,7 +22,7 @@ import cavity
 from cavity.data.lazy import Generated, HeavyTailed
 from cavity.experiments.core_memory import peak_megabytes
 from cavity.experiments.scale_method import Epochs, Stateless
-from cavity.models.bag_of_words import bag_of_words
+from cavity.models.tagging import bag_of_words
 from cavity.schedules import SampledCount
 
 SIZES = HeavyTailed(397, 1279, maximum=4000)  # table 1; longer ones would only take longer
@@ -45,7 +45,7 @@ def texts(num_words: int, num_tags: int) -> Any:
     return make
 
 
-def measure(num_clients: int, num_words: int, num_tags: int, rounds: int, seed: int) -> dict[str, float]:
+def measure(num_clients: int, num_words: int, num_tags: int, rounds: int, seed: int) -> dict[str, float | int]:
     """Start-up, memory and speed with so many clients, ten of them per round."""
     method = Stateless(bag_of_words(num_words, num_tags), Epochs(BATCH_SIZE, EPOCHS, rate=1.0))
     began = perf_counter()

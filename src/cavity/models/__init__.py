@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from cavity.lazily import from_rooms
 
 if TYPE_CHECKING:
-    from cavity.models.bag_of_words import BagOfWords, bag_of_words
     from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
     from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
     from cavity.models.function import FunctionModel, function_model
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     )
     from cavity.models.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
     from cavity.models.shrunk_regression import ShrunkRegression, shrunk
+    from cavity.models.tagging import BagOfWords, bag_of_words
 
 __all__ = [
     "MLP",
@@ -77,5 +77,6 @@ __getattr__ = from_rooms(
         "softmax_regression",
         "shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
         "shrunk_regression": "ShrunkRegression shrunk",
+        "tagging": "BagOfWords bag_of_words",
     },
 )

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from cavity.distributions import DiagonalGaussian
 from cavity.errors import DataError
-from cavity.interfaces import PredictorModel
+from cavity.interfaces import Likelihood, PredictorModel
 from cavity.likelihoods.tags import TagsLogit
 
 
@@ -27,21 +27,21 @@ class BagOfWords(PredictorModel):
     Attributes:
         prior: over W, flattened, row after row; in its precision all is computed.
         num_words: how many words are known.
-        likelihood: of the tags.
+        likelihood: of the tags, with a predictor each.
     """
 
     prior: DiagonalGaussian
     num_words: int = eqx.field(static=True)
-    likelihood: TagsLogit
+    likelihood: Likelihood
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        tags = range(self.likelihood.num_tags)
+        tags = range(self.likelihood.num_predictors)
         return tuple(f"word {word}: tag {tag}" for word in range(self.num_words) for tag in tags)
 
     def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         words, tags = batch
-        weights = theta.reshape(self.num_words, self.likelihood.num_tags)
+        weights = theta.reshape(self.num_words, self.likelihood.num_predictors)
         there = (words >= 0).astype(theta.dtype)
         share = there / jnp.maximum(jnp.sum(there, axis=-1, keepdims=True), 1)
         return jnp.einsum("nl,nlk->nk", share, weights[jnp.maximum(words, 0)]), tags
