@@ -24,10 +24,14 @@ def moment(**changes):
 
 
 def test_a_line_says_how_far_how_fast_and_how_long():
-    text = "round 2 of at most 5, 300 of 1,000 clients, residual 1.0e-02, 1.23e+03 clients/s, at most 1:02:05 left"
+    text = "round 2 of at most 5, 300 of 1,000 clients, residual 1.0e-02, 1,234 clients/s, at most 1:02:05 left"
     assert str(moment()) == text
+    sampled = str(
+        moment(residual=float("inf"), visits_in_round=10, visits=4, clients_per_second=2.345, seconds_left=5.0)
+    )
+    assert sampled == "round 2 of at most 5, 4 of 10 clients, 2.35 clients/s, at most 0:05 left"
     first = str(moment(residual=float("nan"), visits_in_round=1, seconds_left=5.0))
-    assert first == "round 2 of at most 5, 1.23e+03 clients/s, at most 0:05 left"
+    assert first == "round 2 of at most 5, 1,234 clients/s, at most 0:05 left"
 
 
 def test_a_terminal_gets_one_line_and_a_file_the_end(monkeypatch):

@@ -5,6 +5,7 @@ server applies the weighted average of the steps when all have replied.
 """
 
 import threading
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -245,7 +246,7 @@ def test_nothing_to_do():
 
 
 def test_few_shapes(monkeypatch):
-    """Rows are padded to powers of two and chunks to their size, so that chunks of other sizes compile nothing."""
+    """Rows are padded to powers of two, so that chunks of other sizes compile nothing."""
     shapes = set()
     run_clients = streaming.run_clients
 
@@ -258,4 +259,111 @@ def test_few_shapes(monkeypatch):
     federation.run(algorithm, engine, Synchronous(), server, [], federation.Stopping(1, tolerance=0.0))
     engine.close()
     # the last eight clients have at most eight rows each
-    assert shapes == {(16, 16), (16, 8)}
+    assert shapes == {(16, 16), (8, 8)}
+
+
+class Sized(Lazy):
+    """One that can tell how many rows a client has: most have a few, every tenth a thousand times as many."""
+
+    def num_rows(self, name):
+        return 2000 if name.endswith("7") else 2 + int(name.split("-")[1]) % 3
+
+    def load(self, names):
+        self.calls.append((len(names), {self.num_rows(name) >= 2000 for name in names}))
+        return [self.rows(name, Sized.num_rows(self, name)) for name in names]
+
+    def rows(self, name, size):
+        rows = np.random.default_rng(list(name.encode())).normal(len(name), 1.0, (size, 2))
+        return Data(rows, np.ones(size), np.asarray(size))
+
+
+def test_clients_of_similar_size_work_together():
+    """A small one is not padded to a thousand times its rows; what comes out does not depend on who is beside it."""
+
+    class Untold(Sized):
+        def num_rows(self, name):
+            return None if threading.current_thread().name == "MainThread" else super().num_rows(name)
+
+    class Together(Averaging):
+        """Takes all replies of a round at once."""
+
+        absorbs_together = True
+
+    found, algorithm = [], Together(None, Mean())
+    for source in (Sized(), Untold()):
+        _, engine, server = opened(source, 16)
+        server, record = federation.run_round(algorithm, engine, Synchronous(), server)
+        engine.close()
+        found.append((server.posterior.location, list(record["residuals"])))
+        mixed = [kinds for _, kinds in source.calls if len(kinds) > 1]
+        assert bool(mixed) == isinstance(source, Untold)
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-13)
+    # replies are taken in the order of the plan, whatever the order of the work
+    assert found[0][1] == found[1][1] == NAMES
+
+
+@pytest.mark.parametrize(("num_clients", "filled"), [(1, 1), (3, 3), (7, 7), (9, 10), (13, 14), (33, 40), (250, 256)])
+def test_few_numbers_of_clients_at_little_cost(num_clients, filled):
+    _, engine, _ = opened(Lazy(), 256)
+    if engine._mesh.size == 1:
+        assert engine._filled(num_clients) == filled
+    assert num_clients <= engine._filled(num_clients) <= 1.25 * num_clients + engine._mesh.size
+    engine.close()
+
+
+def test_the_chunk_suits_the_posterior():
+    """Very many small posteriors fit into memory, many of millions of numbers do not; what a user says holds."""
+    assert streaming.suitable_chunk(PointMass(np.zeros(10))) == streaming.LARGEST_CHUNK
+    assert streaming.suitable_chunk(PointMass(np.zeros(10_000_000, np.float32))) == 6
+    assert streaming.suitable_chunk(PointMass(np.broadcast_to(np.float32(0), 10**9))) == 1
+    _, engine, _ = opened(Lazy(), None)
+    assert engine._chunk == streaming.LARGEST_CHUNK
+    engine.close()
+    _, engine, _ = opened(Lazy(), 3)
+    assert engine._chunk == 3
+    engine.close()
+
+
+def test_what_all_are_told_is_not_copied_for_each(monkeypatch):
+    """A posterior of millions of numbers, once per client of a chunk, would be gigabytes."""
+    seen = []
+    run_clients = streaming.run_clients
+
+    def spy(algorithm, work, mesh):
+        seen.append(work)
+        return run_clients(algorithm, work, mesh)
+
+    monkeypatch.setattr(streaming, "run_clients", spy)
+    algorithm, engine, server = opened(Lazy(), 16)
+    server, _ = federation.run_round(algorithm, engine, Synchronous(), server)
+    assert [work.common.posterior.location.shape for work in seen] == [(2,)] * 3
+    assert all(work.briefs.posterior is None for work in seen)
+    assert seen[0].common.posterior.location is seen[1].common.posterior.location  # put there once
+    # after a change of the posterior the clients see the new one
+    federation.run_round(algorithm, engine, Synchronous(), server)
+    np.testing.assert_allclose(seen[-1].common.posterior.location, truth())
+    engine.close()
+
+
+def test_messages_of_different_versions_keep_their_own(monkeypatch):
+    """Each answers the posterior that it was told, also where they work together."""
+    algorithm, engine, server = opened(Lazy(), 8)
+    server, first = ledger.dispatch(algorithm, server, NAMES[:2])
+    moved = replace(server, posterior=PointMass(np.array([3.0, 4.0])), version=1)
+    _, second = ledger.dispatch(algorithm, moved, NAMES[2:4])
+    for message in first + second:
+        engine.submit(message)
+    replies = engine.collect(4)
+    engine.close()
+    for reply, at in zip(replies, [(0, 0), (0, 0), (3, 4), (3, 4)], strict=True):
+        data = make(reply.client)
+        mean = data.weight @ data.batch / data.weight.sum()
+        np.testing.assert_allclose(reply.answer.delta[0].location, mean - np.array(at), rtol=1e-12)
+
+
+def test_the_history_says_how_long_was_computed():
+    algorithm, engine, server = opened(Lazy(), 8)
+    stopping = federation.Stopping(2, tolerance=0.0)
+    _, history, _ = federation.run(algorithm, engine, Synchronous(), server, [], stopping)
+    engine.close()
+    assert 0 < history[0]["compute_seconds"] < history[1]["compute_seconds"] < history[1]["seconds"]

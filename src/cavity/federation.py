@@ -33,6 +33,7 @@ Record = dict[str, Any]
 Observer = Callable[[Record, ServerState], None]
 Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
 Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
+TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
 MAX_IDLE_TURNS = 100  # turns without one accepted reply before the loop gives up
 
 
@@ -101,7 +102,7 @@ def run(
     """
     history, last_checkpoint = list(history), time.monotonic()
     stopwatch = Stopwatch(progress, stopping.rounds)
-    server = ledger.abandon(server, server.names)  # nothing is outstanding in an engine that has just started
+    server = ledger.abandon(server, server.clients.waiting)  # nothing is outstanding in an engine that has just started
 
     def written(server: ServerState) -> None:
         if checkpoint is not None and write_ahead:
@@ -117,7 +118,7 @@ def run(
             records[-1][name] = float(metric(server.posterior))
         for record in records:
             before = history[-1] if history else {}
-            for total in {"communications", "bytes", "seconds", "virtual_seconds"} & record.keys():
+            for total in TOTALS & record.keys():
                 record[total] += before.get(total, 0)
             history.append({"round": len(history) + 1} | record)
             for observer in observers:
@@ -197,6 +198,15 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
     ]
 
 
+def _of_those(server: ServerState, available: Sequence[str]) -> tuple[Mapping[str, float], Sequence[str]]:
+    """The residuals of those that can be asked, and who of them is idle."""
+    if len(available) == len(server.names):  # nothing to look for among very many
+        return server.residuals, server.idle
+    there = set(available)
+    residuals = {name: residual for name, residual in server.residuals.items() if name in there}
+    return residuals, [name for name in server.idle if name in there]
+
+
 def run_round(
     algorithm: Algorithm,
     engine: Engine,
@@ -210,18 +220,17 @@ def run_round(
     Clients that the engine cannot reach are left out of it, and one that is lost on the way costs its own reply only.
     There is no record of a round that was interrupted before its first reply.
     """
-    began, virtual_began = time.perf_counter(), engine.virtual_seconds
+    began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
     visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
     owned = algorithm.owned
     sent, num_available = server.posterior, len(server.clients)
     while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
-        available = set(engine.available(server.names))
+        available = engine.available(server.names)
         if not available:
             continue
         num_available = len(available)
         rng = np.random.default_rng([server.seed, server.version, visits])
-        residuals = {name: residual for name, residual in server.residuals.items() if name in available}
-        idle = [name for name in server.idle if name in available]
+        residuals, idle = _of_those(server, available)
         plan, state = schedule.next(rng, server.schedule, residuals, idle)
         sent = server.posterior
         server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
@@ -229,6 +238,7 @@ def run_round(
         for message in messages:
             engine.submit(message)
         num_bytes += sum(wire.num_bytes(message.brief) for message in messages if message.client not in owned)
+        places = {message.client: place for place, message in enumerate(messages)}
         del messages  # the engine has them; there may be very many
         received, before, waiting, there_is_more = 0, visits, [], True
         while received < plan.wait and there_is_more:
@@ -240,6 +250,8 @@ def run_round(
                 heard(visits + received, len(replies))
                 continue
             if waiting:
+                # in the order of the plan, whatever the order in which an engine works
+                waiting.sort(key=lambda reply: places.get(reply.client, len(places)))
                 server, outcome = ledger.receive(algorithm, server, waiting)
                 visits += len(outcome.accepted)
                 heard_of += len(outcome.accepted.keys() - owned)
@@ -253,22 +265,25 @@ def run_round(
                     logger.warning("client %r: its reply to version %d was refused: %s", name, server.version - 1, why)
                     engine.tell(name, why)
         if not there_is_more:  # whoever has not replied will not
-            server = ledger.abandon(server, server.names)
+            server = ledger.abandon(server, server.clients.waiting)
         idle_turns = 0 if visits > before else idle_turns + 1
         if idle_turns > MAX_IDLE_TURNS:
             raise RuntimeError(f"no client's reply could be used in {MAX_IDLE_TURNS} turns; the last: {refused[-1:]}")
     if not accepted:
         return server, None
-    reports = [record.report for record in server.clients.values() if record.report is not None]
+    # of whom this round has heard: of the others there is nothing new, and there may be very many
+    reports = {name: server.clients[name].report for name in accepted}
+    reports = {name: report for name, report in reports.items() if report is not None}
     virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
-    return server, virtual | {
+    compute = {} if compute_began is None else {"compute_seconds": (engine.compute_seconds or 0.0) - compute_began}
+    return server, virtual | compute | {
         "version": server.version,
-        "residual": float(np.max(list(server.residuals.values()))),  # a NaN counts: max() would overlook it
-        "residuals": server.residuals,
+        "residual": server.residuals.largest,
+        "residuals": {name: float(report.residual) for name, report in reports.items()},
         "free_energy": algorithm.free_energy(server, sent),
         "exponent": min(accepted.values()),
-        "solver_steps": max(int(report.steps) for report in reports),
-        "unconverged": sum(not bool(report.converged) for report in reports),
+        "solver_steps": max(int(report.steps) for report in reports.values()),
+        "unconverged": sum(not bool(report.converged) for report in reports.values()),
         "refused": len(refused),
         "refusals": dict(refused),
         "communications": heard_of,

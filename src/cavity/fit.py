@@ -281,7 +281,7 @@ class Fit:
         observers: Sequence[Observer] = (),
         metrics: Mapping[str, Callable[[Any], float]] | None = None,
         rounds_per_block: int | None = None,
-        chunk: int = 256,
+        chunk: int | None = None,
         progress: bool | Watcher = False,
     ) -> Fit:
         """Go on for at least one more round, and for at most so many; other arguments as in `cavity.run`."""

@@ -31,12 +31,25 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import ProtocolError
-from cavity.state import Brief, ClientRecord, ClientState, Message, Pending, Reply, Report, ServerState, Settlement
+from cavity.state import (
+    NEW_CLIENT,
+    Brief,
+    ClientRecord,
+    Clients,
+    ClientState,
+    Message,
+    Pending,
+    Reply,
+    Report,
+    ServerState,
+    Settlement,
+)
 
 if TYPE_CHECKING:
     from cavity.interfaces import Algorithm, CombiningAlgorithm, RowAlgorithm
 
 JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
+LARGE = 100_000  # numbers in an answer from which on a program stacks them; for fewer it would take longer to start
 MAX_HALVINGS = 40  # 2^-40 of a delta is nothing: a product that is still improper then is refused
 
 
@@ -69,7 +82,7 @@ def is_finite(tree: PyTree) -> bool:
     return all(np.isfinite(leaf).all() for leaf in leaves if _is_floating(leaf))
 
 
-def _is_floating(array: np.ndarray) -> bool:
+def _is_floating(array: Any) -> bool:
     return jax.numpy.issubdtype(array.dtype, jax.numpy.floating)  # numpy does not count bfloat16
 
 
@@ -82,7 +95,7 @@ def open_ledger(
     if held_by_clients and not getattr(algorithm, "rows_multiply", True):
         raise ProtocolError("an optimiser keeps its memory in the rows; let the server hold them, or use plain damping")
     empty = to_host(algorithm.empty_row())
-    rows = {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
+    rows = {} if empty is None else {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
     prior = to_host(algorithm.prior)
     return ServerState(
         version=0,
@@ -90,7 +103,7 @@ def open_ledger(
         prior=prior,
         posterior=prior,
         rows=rows,
-        clients=dict.fromkeys(names, ClientRecord()),
+        clients=Clients.new(names),
         method=algorithm.initial_method(len(names)),
         held_by_clients=held_by_clients,
     )
@@ -98,16 +111,16 @@ def open_ledger(
 
 def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> tuple[ServerState, list[Message]]:
     """Start a message to each of `names`; one that is still outstanding is abandoned by it."""
-    clients, messages = dict(server.clients), []
+    clients, records, messages = server.clients, {}, []
     rowless = Brief(server.posterior, None, algorithm.shared(server))  # one for all: there may be very many clients
     started: dict[int, ClientRecord] = {}  # and before their first reply they share a record
     for name in names:
         if name not in clients:
-            raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(clients)}")
-        record, row = clients[name], server.rows.get(name)
+            raise ProtocolError(not_a_member(server, name))
+        record, row = records.get(name, clients[name]), server.rows.get(name)
         if id(record) not in started:
             started[id(record)] = replace(record, sequence=record.sequence + 1, waiting=server.version)
-        clients[name] = started[id(record)]
+        records[name] = started[id(record)]
         messages.append(
             Message(
                 client=name,
@@ -117,13 +130,19 @@ def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) ->
                 brief=rowless if row is None else replace(rowless, row=row),
             )
         )
-    return replace(server, clients=clients), messages
+    return replace(server, clients=clients | records), messages
+
+
+def not_a_member(server: ServerState, name: str, most: int = 20) -> str:
+    """What to tell somebody who names a client that is not there."""
+    more = f" and {len(server.names) - most:,} others" if len(server.names) > most else ""
+    return f"client {name!r} is not a member; the members are {', '.join(server.names[:most])}{more}"
 
 
 def abandon(server: ServerState, names: Iterable[str]) -> ServerState:
     """Stop waiting for these clients: their late replies will be refused, and they are idle again."""
     waived = {name: replace(server.clients[name], waiting=None) for name in names}
-    return replace(server, clients=server.clients | waived)
+    return replace(server, clients=server.clients | waived) if waived else server
 
 
 @dataclass
@@ -165,7 +184,8 @@ def receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply])
             reason = "its change holds a NaN or an infinity"
             server = abandon(server, [reply.client])
         if reason is None:
-            admitted[reply.client] = replace(reply, answer=to_host(reply.answer))
+            answer = to_host(reply.answer) if algorithm.absorbs_in_double else jax.tree.map(np.asarray, reply.answer)
+            admitted[reply.client] = replace(reply, answer=answer)
         else:
             outcome.refused.append((reply.client, reason))
     if not admitted:
@@ -202,7 +222,7 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
     The algorithm's damping proposes the exponents; they are halved together until the product is proper. One that was
     improper already (under an improper prior, before enough clients have spoken) may stay so.
     """
-    residuals = server.residuals | {reply.client: float(reply.answer.report.residual) for reply in replies}
+    residuals = dict(server.residuals) | {reply.client: float(reply.answer.report.residual) for reply in replies}
     with jax.enable_x64(True):
         exponents, method = algorithm.damping.choose(
             server.method,
@@ -238,17 +258,25 @@ def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any, met
 
 
 @eqx.filter_jit
-def _jitted_combine(algorithm: CombiningAlgorithm, *arguments: Any) -> tuple[Any, Any]:
-    return algorithm.combine(*arguments)
+def _jitted_combine(
+    algorithm: CombiningAlgorithm, posterior: Any, method: Any, exchange: PyTree, answers: Any, share: Any
+) -> tuple[Any, Any]:
+    # here, and not before: answers of millions of weights would be copied together, and in double
+    if isinstance(answers, tuple):
+        answers = jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *answers)
+    double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if _is_floating(leaf) else leaf, answers)
+    return algorithm.combine(posterior, method, exchange, double, share)
 
 
 def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
     """The next posterior of all these replies, in float64; where it is not finite, none of them is used."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[reply.answer for reply in replies])
+    answers: Any = tuple(reply.answer for reply in replies)
+    if sum(np.size(leaf) for leaf in jax.tree.leaves(answers[0])) < LARGE:
+        answers = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
     share = np.float64(len(replies) / len(server.clients))
     exchange = exchange_of(algorithm, server)
     with jax.enable_x64(True):
-        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, stacked, share)
+        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, answers, share)
     posterior, method = to_host(combined)
     usable = is_finite((posterior, method))
     if not usable:
@@ -263,8 +291,10 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
     in a sequential one the local terms are a pass apart. NaN before every client has replied once, and under an
     improper prior, whose constant is anything.
     """
+    if len(server.clients.told) < len(server.clients) or not hasattr(type(posterior), "log_partition"):
+        return float("nan")
     reports = [record.report for record in server.clients.values()]
-    if any(report is None for report in reports) or not hasattr(type(posterior), "log_partition"):
+    if any(report is None for report in reports):
         return float("nan")
     with jax.enable_x64(True):
         log_z = float(posterior.log_partition - server.prior.log_partition)
@@ -276,15 +306,14 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
 def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerState:
     """Forget a client: drop its row and rebuild. The others must then refine to convergence."""
     if name not in server.clients:
-        raise ProtocolError(f"client {name!r} is not a member; the members are {', '.join(server.clients)}")
+        raise ProtocolError(not_a_member(server, name))
     if server.held_by_clients:
         raise ProtocolError(
             f"client {name!r} keeps its own factor, so the server cannot take it out; "
             "run the study again without this client, or with the factors held by the server"
         )
     rows = {key: row for key, row in server.rows.items() if key != name}
-    clients = {key: record for key, record in server.clients.items() if key != name}
-    return rebuilt(algorithm, replace(server, rows=rows, clients=clients))
+    return rebuilt(algorithm, replace(server, rows=rows, clients=server.clients.without(name)))
 
 
 def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
@@ -297,7 +326,7 @@ def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
     if not is_proper(posterior):
         rows = dict.fromkeys(rows, to_host(algorithm.empty_row()))
         posterior = algorithm.rebuild(server.prior, list(rows.values()))
-        server = abandon(server, server.names)  # what is outstanding would change rows that are no more
+        server = abandon(server, server.clients.waiting)  # what is outstanding would change rows that are no more
     method = algorithm.initial_method(len(server.clients))
     return replace(server, version=server.version + 1, posterior=posterior, rows=rows, method=method)
 
@@ -306,8 +335,10 @@ def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
     """Add a client with an empty row; the posterior does not change until it replies."""
     if name in server.clients:
         raise ProtocolError(f"client {name!r} is a member already; a second one needs another name")
-    rows = server.rows if server.held_by_clients else server.rows | {name: to_host(algorithm.empty_row())}
-    return replace(server, rows=rows, clients=server.clients | {name: ClientRecord()})
+    rows, empty = server.rows, to_host(algorithm.empty_row())
+    if empty is not None and not server.held_by_clients:
+        rows = rows | {name: empty}
+    return replace(server, rows=rows, clients=server.clients | {name: NEW_CLIENT})
 
 
 def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:

@@ -22,7 +22,8 @@ class Progress:
         rounds: the most that there will be.
         visits: accepted replies of this round so far.
         visits_in_round: how many make a round.
-        residual: the largest of the last whole round, in nats; NaN in the first, infinite after an improper start.
+        residual: the largest after the last whole round, in nats; NaN in the first, infinite before all have
+            replied, and after an improper start.
         clients_per_second: replies per second since the run began.
         seconds_left: at that speed, if all rounds are needed.
     """
@@ -39,9 +40,10 @@ class Progress:
         parts = [f"round {self.round} of at most {self.rounds}"]
         if self.visits_in_round > 1:
             parts.append(f"{self.visits:,} of {self.visits_in_round:,} clients")
-        if math.isfinite(self.residual):
+        if math.isfinite(self.residual):  # in sampled rounds it is infinite until everybody has replied
             parts.append(f"residual {self.residual:.1e}")
-        parts.append(f"{self.clients_per_second:,.3g} clients/s")
+        speed = self.clients_per_second
+        parts.append(f"{speed:,.0f} clients/s" if speed >= 100 else f"{speed:.3g} clients/s")
         parts.append(f"at most {_duration(self.seconds_left)} left")
         return ", ".join(parts)
 

@@ -37,7 +37,7 @@ def run(
     checkpoint_seconds: float = 5.0,
     rounds_per_block: int | None = None,
     visit_seconds: Mapping[str, float] | None = None,
-    chunk: int = 256,
+    chunk: int | None = None,
     progress: bool | Watcher = False,
 ) -> Fit:
     """Run a method over clients in this process.
@@ -59,7 +59,7 @@ def run(
             metrics, the stopping rule, observers and checkpoints then come once per block. None is 1 for most methods.
         visit_seconds: virtual seconds that each client takes per visit, to try out an `Asynchronous` schedule; the
             history then has the virtual time.
-        chunk: how many clients of a source are held at a time.
+        chunk: how many clients of a source are held at a time; None takes what suits the size of the posterior.
         progress: True shows a line with clients per second and the time left; or a function that gets a `Progress`.
 
     Returns:
@@ -102,7 +102,7 @@ def resume(
     observers: Sequence[Observer] = (),
     checkpoint_seconds: float = 5.0,
     rounds_per_block: int | None = None,
-    chunk: int = 256,
+    chunk: int | None = None,
     progress: bool | Watcher = False,
 ) -> Fit:
     """Go on with an interrupted run from its directory: bit for bit the run that was not interrupted.

@@ -40,12 +40,15 @@ def in_chunks(model: Any, clients: Mapping[str, Data] | ClientSource, chunk: int
         yield clients
         return
     source = Prepared(model, clients)
-    for first in range(0, len(source.names), chunk):
-        names = source.names[first : first + chunk]
+    everybody = source.names
+    for first in range(0, len(everybody), chunk):
+        names = everybody[first : first + chunk]
         yield dict(zip(names, source.load(names), strict=True))
 
 
-def check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int) -> None:
+def check_run(
+    names: Sequence[str], clients: Any, *, held_by_clients: bool, rounds_per_block: int, chunk: int | None
+) -> None:
     """Raise CavityError where the arguments of a run do not fit together."""
     if not names:
         raise CavityError("the source has no clients; it must name at least one")
@@ -54,7 +57,7 @@ def check_run(names: Sequence[str], clients: Any, *, held_by_clients: bool, roun
     if isinstance(clients, ClientSource) and held_by_clients:
         raise CavityError("clients that are streamed keep nothing, so they cannot keep their factors either")
     for what, value in (("rounds_per_block", rounds_per_block), ("chunk", chunk)):
-        if value < 1:
+        if value is not None and value < 1:
             raise CavityError(f"{what} must be at least 1, not {value}")
 
 
@@ -70,7 +73,7 @@ def check_visit_seconds(names: Sequence[str], clients: Any, visit_seconds: Mappi
         raise CavityError("visit_seconds must be positive")
 
 
-def _engine(fit: Any, visit_seconds: Mapping[str, float] | None, chunk: int) -> Engine:
+def _engine(fit: Any, visit_seconds: Mapping[str, float] | None, chunk: int | None) -> Engine:
     if fit.clients is None:
         raise CavityError("to go on, load the fit with the clients' data: cavity.load(path, clients=...)")
     if isinstance(fit.clients, ClientSource):
@@ -117,7 +120,7 @@ def go_on(
     *,
     directory: str | os.PathLike[str] | None = None,
     visit_seconds: Mapping[str, float] | None = None,
-    chunk: int = 256,
+    chunk: int | None = None,
     progress: bool | Watcher = False,
     **options: Any,
 ) -> Any:

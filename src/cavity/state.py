@@ -5,10 +5,13 @@ sequence) are what the ledger checks; their contents (`Brief`, `Answer`) are pyt
 structure for every client, so that an engine may stack them and run many clients as one program.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 T = TypeVar("T")
@@ -155,6 +158,102 @@ class ClientRecord(Record):
     report: Report | None = None
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Roster(Record):
+    """The names of all members, in the order in which they joined; all states of a server share one until that changes.
+
+    There may be hundreds of thousands, so they are gone through once, and not in every round.
+    """
+
+    names: tuple[str, ...] = field(metadata={"static": True})
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The same without an order, to look a name up."""
+        return frozenset(self.names)
+
+
+@record
+class Clients(Record, Mapping[str, ClientRecord]):
+    """The bookkeeping of all members: a mapping that does not change; `|` gives another.
+
+    Those who have never been written to are alike, and only the others have a record of their own. So a change costs
+    as much as there are clients that have ever worked, and one more round with ten of very many costs hardly anything.
+
+    Attributes:
+        roster: who is a member.
+        told: the records of those who have been written to.
+    """
+
+    roster: Roster
+    told: dict[str, ClientRecord]
+
+    @classmethod
+    def of(cls, records: Mapping[str, ClientRecord]) -> "Clients":
+        """These members, with these records."""
+        return cls(Roster(tuple(records)), dict(records))
+
+    @classmethod
+    def new(cls, names: Iterable[str]) -> "Clients":
+        """Members who have never been written to."""
+        return cls(Roster(tuple(dict.fromkeys(names))), {})
+
+    def __getitem__(self, name: str) -> ClientRecord:
+        found = self.told.get(name)
+        if found is None and name not in self.roster.members:
+            raise KeyError(name)
+        return NEW_CLIENT if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.roster.names)
+
+    def __len__(self) -> int:
+        return len(self.roster.names)
+
+    def __or__(self, records: Mapping[str, ClientRecord]) -> "Clients":
+        newcomers = [name for name in records if name not in self.told and name not in self.roster.members]
+        roster = Roster((*self.roster.names, *newcomers)) if newcomers else self.roster
+        return Clients(roster, {**self.told, **records})
+
+    def without(self, name: str) -> "Clients":
+        """All but one."""
+        names = tuple(other for other in self.roster.names if other != name)
+        return Clients(Roster(names), {key: record for key, record in self.told.items() if key != name})
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Those with a message outstanding."""
+        return tuple(name for name, record in self.told.items() if record.waiting is not None)
+
+
+NEW_CLIENT = ClientRecord()
+
+
+@dataclass(frozen=True)
+class Residuals(Mapping[str, float]):
+    """The last residual of each client, looked up when asked for; infinite before its first reply."""
+
+    clients: Clients
+
+    def __getitem__(self, name: str) -> float:
+        report = self.clients[name].report
+        return float("inf") if report is None else float(report.residual)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def largest(self) -> float:
+        """Of all clients; a NaN counts, which max() would overlook."""
+        if len(self.clients.told) < len(self.clients):
+            return float("inf")
+        return float(np.max(list(self.values())))
+
+
 @record
 class ServerState(Record):
     """Everything that a resume needs.
@@ -164,7 +263,8 @@ class ServerState(Record):
         seed: all randomness follows from it, the version, and the client's name.
         prior: a member of the family.
         posterior: always `rebuild(prior, rows)`, for methods with rows.
-        rows: client name -> row; in the client-held variant a single joint row under `JOINT`.
+        rows: client name -> row; in the client-held variant a single joint row under `JOINT`; empty for methods
+            without rows.
         clients: client name -> bookkeeping; the members of the federation, in order.
         method: the algorithm's own state (damping, optimiser).
         schedule: the schedule's own state.
@@ -176,7 +276,7 @@ class ServerState(Record):
     prior: PyTree
     posterior: PyTree
     rows: dict[str, PyTree]
-    clients: dict[str, ClientRecord]
+    clients: Clients
     method: PyTree = None
     schedule: PyTree = None
     held_by_clients: bool = False
@@ -184,17 +284,15 @@ class ServerState(Record):
     @property
     def names(self) -> tuple[str, ...]:
         """The members of the federation, in the order in which they joined."""
-        return tuple(self.clients)
+        return self.clients.roster.names
 
     @property
     def idle(self) -> tuple[str, ...]:
         """The clients with no message outstanding."""
-        return tuple(name for name, record in self.clients.items() if record.waiting is None)
+        waiting = set(self.clients.waiting)
+        return tuple(name for name in self.names if name not in waiting) if waiting else self.names
 
     @property
-    def residuals(self) -> dict[str, float]:
+    def residuals(self) -> Residuals:
         """The last residual of each client; infinite before its first reply."""
-        return {
-            name: float("inf") if record.report is None else float(record.report.residual)
-            for name, record in self.clients.items()
-        }
+        return Residuals(self.clients)

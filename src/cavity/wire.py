@@ -26,7 +26,7 @@ from jaxtyping import PyTree
 from cavity.errors import CheckpointError
 from cavity.state import Record
 
-FORMAT = 1
+FORMAT = 2  # 2: the ledger keeps records of those only who have been written to
 MANIFEST = "manifest"
 
 

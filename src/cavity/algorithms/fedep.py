@@ -29,7 +29,7 @@ from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.algorithms.ascent import Ascent
-from cavity.algorithms.factors import FactorAlgorithm
+from cavity.algorithms.factors import FactorAlgorithm, check_parts
 from cavity.distributions import DiagonalGaussian
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
@@ -117,7 +117,7 @@ class FedEP(FactorAlgorithm):
         plain = Fixed(step_size if optimiser is None else 1.0)
         self.damping = plain if damping is None else damping
         self.solver = _default_solver(model, self.loss, self.divergence) if solver is None else solver
-        self.solver.check(model, self.loss, self.divergence)
+        check_parts(model, self.loss, self.divergence, self.solver)
 
     @property
     def is_product(self) -> bool:

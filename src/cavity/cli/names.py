@@ -35,6 +35,7 @@ BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
     "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
     "network": "cavity.experiments.bench_network:bench_network",
+    "scale": "cavity.experiments.bench_scale:bench_scale",
 }
 
 

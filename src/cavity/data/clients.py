@@ -74,7 +74,10 @@ class Prepared(ClientSource):
 
     @property
     def names(self) -> Sequence[str]:
-        return [*self._raw.names, *self._owned]
+        return [*self._raw.names, *self._owned] if self._owned else self._raw.names
+
+    def num_rows(self, name: str) -> int | None:
+        return len(self._owned[name].weight) if name in self._owned else self._raw.num_rows(name)
 
     def load(self, names: Sequence[str]) -> list[Data]:
         theirs = [name for name in names if name not in self._owned]

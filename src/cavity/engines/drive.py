@@ -26,18 +26,29 @@ from cavity.engines.stacks import AXIS
 from cavity.interfaces import Algorithm, Data, Problem, Solver
 from cavity.state import Answer, Brief, Message
 
+Shared = tuple[Algorithm, Brief | None]  # what is the same for all clients of a stack
 Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
 LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
 LOOK_EVERY = 25  # dispatched steps between two looks at whether all clients are done
 
 
 class Work(eqx.Module):
-    """What the halves of some clients need, stacked: their keys, what they are told, what they keep and hold."""
+    """What the halves of some clients need, stacked: their keys, what they are told, what they keep and hold.
+
+    What all of them are told (a posterior may have millions of numbers) is in `common`, once, and `briefs` holds their
+    rows only. Without `common`, where they answer different versions, all of it is in `briefs`.
+    """
 
     keys: Key[Array, " clients"]
     briefs: Brief
     local: PyTree
     data: Data
+    common: Brief | None = None
+
+
+def told(common: Brief | None, own: Brief) -> Brief:
+    """All that one client is told: what everybody is, with its own row."""
+    return own if common is None else replace(common, row=own.row)
 
 
 def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
@@ -87,18 +98,24 @@ def each_client(function: Callable[..., PyTree], mesh: Mesh | None, shared: PyTr
 @eqx.filter_jit
 def run_as_loop(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
     """The halves of all clients as one program."""
-    return each_client(client_half, mesh, algorithm, work.keys, work.briefs, work.local, work.data)
+
+    def one(shared: Shared, key: PRNGKeyArray, own: Brief, local: PyTree, data: Data) -> tuple[Answer, PyTree]:
+        algorithm, common = shared
+        return client_half(algorithm, key, told(common, own), local, data)
+
+    return each_client(one, mesh, (algorithm, work.common), work.keys, work.briefs, work.local, work.data)
 
 
 @eqx.filter_jit
 def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[PyTree, PyTree]:
     """The solvers' first states; and the cavities, which every step would otherwise compute anew."""
 
-    def one(algorithm: Algorithm, brief: Brief, local: PyTree, data: Data) -> PyTree:
-        problem = algorithm.problem(brief, local, data)
+    def one(shared: Shared, own: Brief, local: PyTree, data: Data) -> PyTree:
+        algorithm, common = shared
+        problem = algorithm.problem(told(common, own), local, data)
         return algorithm.solver.init(problem), problem.cavity if isinstance(problem, Problem) else None
 
-    return each_client(one, mesh, algorithm, work.briefs, work.local, work.data)
+    return each_client(one, mesh, (algorithm, work.common), work.briefs, work.local, work.data)
 
 
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(3,))
@@ -107,10 +124,10 @@ def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
     algorithm, work, cavities, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
 
     def one(
-        shared: tuple[Algorithm, Array], key, brief: Brief, local: PyTree, data: Data, cavity: PyTree, state: PyTree
+        shared: tuple[Shared, Array], key, own: Brief, local: PyTree, data: Data, cavity: PyTree, state: PyTree
     ) -> PyTree:
-        algorithm, i = shared
-        problem = algorithm.problem(brief, local, data)
+        (algorithm, common), i = shared
+        problem = algorithm.problem(told(common, own), local, data)
         problem = problem if cavity is None else replace(problem, cavity=cavity)
         new = algorithm.solver.step(jax.random.fold_in(key, i), problem, state)
         if not stops_itself:
@@ -118,7 +135,8 @@ def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
         done = algorithm.solver.done(state)
         return jax.tree.map(lambda old, new: jnp.where(done, old, new), state, new)
 
-    return each_client(one, mesh, (algorithm, i), work.keys, work.briefs, work.local, work.data, cavities, states)
+    shared = ((algorithm, work.common), i)
+    return each_client(one, mesh, shared, work.keys, work.briefs, work.local, work.data, cavities, states)
 
 
 @eqx.filter_jit
@@ -128,11 +146,13 @@ def _all_done(solver: Solver, states: PyTree) -> Array:
 
 @eqx.filter_jit
 def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None) -> tuple[Answer, PyTree]:
-    def one(algorithm: Algorithm, brief: Brief, local: PyTree, data: Data, state: PyTree) -> tuple[Answer, PyTree]:
+    def one(shared: Shared, own: Brief, local: PyTree, data: Data, state: PyTree) -> tuple[Answer, PyTree]:
+        algorithm, common = shared
+        brief = told(common, own)
         problem = algorithm.problem(brief, local, data)
         return _arrays(algorithm.answer(brief, local, problem, algorithm.solver.result(problem, state)))
 
-    return each_client(one, mesh, algorithm, work.briefs, work.local, work.data, states)
+    return each_client(one, mesh, (algorithm, work.common), work.briefs, work.local, work.data, states)
 
 
 def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
@@ -162,8 +182,13 @@ def in_own_precision(algorithm: Algorithm, told: PyTree) -> PyTree:
 
 def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
     """The halves of all clients, in the way that suits the size of what they exchange."""
-    work = replace(work, briefs=in_own_precision(algorithm, work.briefs))
-    size = sum(np.size(leaf) // len(work.keys) for leaf in jax.tree.leaves(work.briefs.posterior))
+    work = replace(
+        work, briefs=in_own_precision(algorithm, work.briefs), common=in_own_precision(algorithm, work.common)
+    )
+    posterior, num_copies = (
+        (work.briefs.posterior, len(work.keys)) if work.common is None else (work.common.posterior, 1)
+    )
+    size = sum(np.size(leaf) // num_copies for leaf in jax.tree.leaves(posterior))
     run = run_as_steps if size >= LARGE else run_as_loop
     return run(algorithm, work, mesh)
 
@@ -179,6 +204,17 @@ def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) ->
         return key
 
     return jax.vmap(one)(versions, sequences, names)
+
+
+def common_brief(messages: Sequence[Message]) -> tuple[Brief | None, list[Brief]]:
+    """What all these messages say, and what is left of each; nothing is common where they are of different versions.
+
+    The ledger puts one and the same posterior into all messages of a plan, so that it can be told without comparing.
+    """
+    first = messages[0].brief
+    if any(m.brief.posterior is not first.posterior or m.brief.shared is not first.shared for m in messages):
+        return None, [m.brief for m in messages]
+    return replace(first, row=None), [Brief(None, m.brief.row) for m in messages]
 
 
 def message_keys(seed: int, messages: Sequence[Message]) -> Key[Array, " clients"]:

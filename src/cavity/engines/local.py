@@ -21,10 +21,10 @@ from jaxtyping import PyTree
 from cavity import ledger
 from cavity.engines.block import Ledger, run_block
 from cavity.engines.combined import Federation, run_combined
-from cavity.engines.drive import Work, message_keys, name_number, numbers_as_leaves, run_clients
-from cavity.engines.stacks import buckets, device_mesh, splitting, spread, stack
+from cavity.engines.drive import Work, common_brief, message_keys, name_number, numbers_as_leaves, run_clients
+from cavity.engines.stacks import buckets, device_mesh, everywhere, splitting, spread, stack
 from cavity.interfaces import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, RowAlgorithm
-from cavity.state import ClientRecord, ClientState, Message, Reply, ServerState, Settlement, Stacked
+from cavity.state import ClientRecord, Clients, ClientState, Message, Reply, ServerState, Settlement, Stacked
 
 
 class LocalEngine(Engine):
@@ -133,7 +133,7 @@ class LocalEngine(Engine):
             version=int(end.version),
             posterior=end.posterior,
             rows=rows,
-            clients=records,
+            clients=Clients.of(records),
             method=end.method,
         ), said
 
@@ -144,15 +144,15 @@ class LocalEngine(Engine):
         if self._seconds:
             return None
         groups = [bucket.names for bucket in self._buckets]
-        records = server.clients
+        before = server.clients
         settled = {
-            name: ledger.settled_local(self._states[name], records[name].settled.sequence) for name in server.names
+            name: ledger.settled_local(self._states[name], before[name].settled.sequence) for name in server.names
         }
         start = Federation(
             posterior=server.posterior,
             method=server.method,
             version=np.uint32(server.version),
-            sequences=tuple(np.array([records[name].sequence for name in group], np.uint32) for group in groups),
+            sequences=tuple(np.array([before[name].sequence for name in group], np.uint32) for group in groups),
             local=tuple(stack([settled[name] for name in group]) for group in groups),
         )
         numbers = tuple(jnp.asarray([name_number(name) for name in group], jnp.uint32) for group in groups)
@@ -172,7 +172,7 @@ class LocalEngine(Engine):
             for i, name in enumerate(group):
                 kept = jax.tree.map(lambda leaf, i=i: leaf[i], local)
                 self._states[name] = ClientState(local=kept, settled=sequences[name])
-        clients = {
+        records = {
             name: ClientRecord(
                 sequence=sequences[name],
                 settled=Settlement(sequences[name], 1.0),
@@ -181,7 +181,8 @@ class LocalEngine(Engine):
             for i, name in enumerate(server.names)
         }
         posterior, method = ledger.to_host((end.posterior, end.method))
-        return replace(server, version=int(end.version), posterior=posterior, method=method, clients=clients), said
+        clients, version = Clients.of(records), int(end.version)
+        return replace(server, version=version, posterior=posterior, method=method, clients=clients), said
 
     def _can_advance(self, server: ServerState) -> bool:
         """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""
@@ -221,8 +222,11 @@ class LocalEngine(Engine):
         if not everybody:
             data = jax.tree.map(lambda leaf: leaf[places], data)
         keys = message_keys(self._seed, messages)
-        keys, (briefs, local) = spread((keys, stack([told for _, told in group])), self._mesh)
-        outcome = run_clients(self._traced, Work(keys, briefs, local, data), splitting(self._mesh, len(messages)))
+        common, briefs = common_brief([replace(message, brief=brief) for message, (brief, _) in group])
+        told = stack([(brief, local) for brief, (_, (_, local)) in zip(briefs, group, strict=True)])
+        keys, (briefs, local) = spread((keys, told), self._mesh)
+        mesh = splitting(self._mesh, len(messages))
+        outcome = run_clients(self._traced, Work(keys, briefs, local, data, everywhere(common, mesh)), mesh)
         answers, local = jax.tree.map(np.asarray, outcome)
         replies = []
         for i, message in enumerate(messages):

@@ -83,3 +83,8 @@ def spread(tree: PyTree, mesh: Mesh) -> PyTree:
     if leaves and splitting(mesh, leaves[0].shape[0]):
         return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
     return jax.tree.map(jnp.asarray, tree)
+
+
+def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """What all clients share, on every device that has some of them: copied once, and not with every step."""
+    return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, PartitionSpec()))

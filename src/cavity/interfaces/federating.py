@@ -46,6 +46,7 @@ class Algorithm(eqx.Module):
     model: eqx.AbstractVar[Any]  # a Model, or a LatentModel
     solver: eqx.AbstractVar[Solver]
     absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
+    absorbs_in_double: ClassVar[bool] = True  # whether `absorb` is given answers in float64; else as they came
 
     @property
     @abc.abstractmethod
@@ -170,6 +171,7 @@ class CombiningAlgorithm(Algorithm):
     """
 
     absorbs_together: ClassVar[bool] = True
+    absorbs_in_double: ClassVar[bool] = False  # its program converts them
 
     @property
     def planned_block(self) -> int:
@@ -246,6 +248,13 @@ class ClientSource(abc.ABC):
         Called from another thread, one chunk ahead.
         """
 
+    def num_rows(self, name: str) -> int | None:
+        """How many rows a client has, where that can be told without loading them; else None.
+
+        Clients of similar size then work together, and no small one waits for a large one.
+        """
+        return None
+
 
 class BlockRound(eqx.Module):
     """What a block says of one of its rounds.
@@ -304,6 +313,11 @@ class Engine(abc.ABC):
     @property
     def virtual_seconds(self) -> float | None:
         """The time in the world that the engine simulates, if it does."""
+        return None
+
+    @property
+    def compute_seconds(self) -> float | None:
+        """The seconds so far in which clients' halves were computed, if the engine counts them."""
         return None
 
     def close(self) -> None:

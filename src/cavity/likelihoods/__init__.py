@@ -4,6 +4,7 @@ from cavity.likelihoods.bernoulli import BernoulliLogit, BernoulliProbit
 from cavity.likelihoods.categorical import CategoricalLogit, CategoricalSoftmax
 from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise, GaussianVector
 from cavity.likelihoods.poisson import PoissonLog
+from cavity.likelihoods.tags import TagsLogit
 
 __all__ = [
     "BernoulliLogit",
@@ -14,4 +15,5 @@ __all__ = [
     "GaussianUnknownNoise",
     "GaussianVector",
     "PoissonLog",
+    "TagsLogit",
 ]

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     )
     from cavity.models.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
     from cavity.models.shrunk_regression import ShrunkRegression, shrunk
+    from cavity.models.tagging import BagOfWords, bag_of_words
 
 __all__ = [
     "MLP",
+    "BagOfWords",
     "BernoulliShare",
     "CategoricalShares",
     "CoefficientPrior",
@@ -43,6 +45,7 @@ __all__ = [
     "Regression",
     "ShrunkRegression",
     "as_rows",
+    "bag_of_words",
     "equinox_model",
     "function_model",
     "linear_regression",
@@ -74,5 +77,6 @@ __getattr__ = from_rooms(
         "softmax_regression",
         "shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
         "shrunk_regression": "ShrunkRegression shrunk",
+        "tagging": "BagOfWords bag_of_words",
     },
 )

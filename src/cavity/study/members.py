@@ -99,7 +99,7 @@ class Members:
             self._note(name)
             if name in self._leftover(server.names):
                 assert isinstance(algorithm, RowAlgorithm)  # others begin anew
-                server = ledger.withdraw(algorithm, ledger.abandon(server, server.names), name)
+                server = ledger.withdraw(algorithm, ledger.abandon(server, server.clients.waiting), name)
                 self._say(f"{name} is withdrawn; the others go on without it")
         for name in self._newcomers(server.names):
             server = ledger.join(algorithm, server, name)

@@ -214,7 +214,7 @@ class StudyServer:
         # who is missing may pull yet; rounds without it would not bring the end nearer
         members = [name for name in server.names if name in self._study.clients]
         here = self._clientele.here() & set(members)
-        settled = all(record["residuals"][name] < self._study.run.tolerance for name in here)
+        settled = all(server.residuals[name] < self._study.run.tolerance for name in here)
         if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
             self._clientele.wait_for(members, len(members))
 
