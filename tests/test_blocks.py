@@ -95,13 +95,14 @@ def assert_same(one, other):
 def assert_same_history(history, other):
     clocks = {"seconds", "compute_seconds"}  # the second of which not every engine has
     assert [set(record) - clocks for record in history] == [set(record) - clocks for record in other]
-    for key in history[0].keys() - clocks - {"residuals"}:
+    for key in history[0].keys() - clocks - {"residuals", "refusals"}:
         # a residual near zero is the rounding of numbers near one
         np.testing.assert_allclose(
             [record[key] for record in history], [record[key] for record in other], rtol=1e-9, atol=1e-12, err_msg=key
         )
     for record, twin in zip(history, other, strict=True):
         assert record["residuals"].keys() == twin["residuals"].keys()
+        assert record["refusals"] == twin["refusals"]
         np.testing.assert_allclose(
             list(record["residuals"].values()), list(twin["residuals"].values()), rtol=1e-9, atol=1e-12
         )

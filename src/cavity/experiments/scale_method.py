@@ -105,7 +105,7 @@ class Stateless(CombiningAlgorithm):
     def initial_local(self, data: Data) -> PyTree:
         return None
 
-    def exchange(self, seed: Any, version: Any) -> PyTree:
+    def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
         return None
 
     def combine(self, posterior: Any, method: Any, exchange: PyTree, answers: Answer, share: Any) -> tuple[Any, Any]:
