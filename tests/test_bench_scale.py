@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cavity
+from cavity import ledger
 from cavity.data.lazy import Generated
 from cavity.experiments import scale_run
 from cavity.experiments.scale_method import Epochs, Stateless
@@ -37,6 +38,16 @@ def test_rounds_learn_and_do_not_depend_on_the_chunk(method):
     before, after = (np.mean(method.model.log_prob(q.mean, (words, tags))) for q in (method.prior, fit.posterior))
     assert after > before + 0.1
     assert [len(record["residuals"]) for record in fit.history] == [4] * 15
+
+
+def test_large_answers_are_combined_as_small_ones(method, monkeypatch):
+    """Of millions of weights they are stacked within the program, which changes no number."""
+    options = {"schedule": SampledCount(4), "rounds": 2, "tolerance": 0.0}
+    small = cavity.run(method, source(8), **options)
+    monkeypatch.setattr(ledger, "LARGE", 1)
+    large = cavity.run(method, source(8), **options)
+    np.testing.assert_allclose(large.posterior.precision_mean, small.posterior.precision_mean, rtol=1e-12)
+    assert large.posterior.precision_mean.dtype == np.float64
 
 
 def test_the_quick_form(command, tmp_path):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from cavity.interfaces import Algorithm, CombiningAlgorithm, RowAlgorithm
 
 JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
+LARGE = 100_000  # numbers in an answer from which on a program stacks them; for fewer it would take longer to start
 MAX_HALVINGS = 40  # 2^-40 of a delta is nothing: a product that is still improper then is refused
 
 
@@ -257,18 +258,22 @@ def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any) -> 
 def _jitted_combine(
     algorithm: CombiningAlgorithm, posterior: Any, method: Any, exchange: PyTree, answers: Any, share: Any
 ) -> tuple[Any, Any]:
-    # not before: of millions of weights the answers would be copied in double, one by one and together
+    # here, and not before: answers of millions of weights would be copied together, and in double
+    if isinstance(answers, tuple):
+        answers = jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *answers)
     double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if _is_floating(leaf) else leaf, answers)
     return algorithm.combine(posterior, method, exchange, double, share)
 
 
 def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
     """The next posterior of all these replies, in float64; where it is not finite, none of them is used."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[reply.answer for reply in replies])
+    answers: Any = tuple(reply.answer for reply in replies)
+    if sum(np.size(leaf) for leaf in jax.tree.leaves(answers[0])) < LARGE:
+        answers = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
     share = np.float64(len(replies) / len(server.clients))
     exchange = exchange_of(algorithm, server)
     with jax.enable_x64(True):
-        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, stacked, share)
+        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, answers, share)
     posterior, method = to_host(combined)
     usable = is_finite((posterior, method))
     if not usable:
