@@ -392,7 +392,8 @@ class Simulation:
     def _rows(self) -> dict[str, PyTree]:
         """Each member's row: the server's, or what its client keeps with what is accepted but not yet committed."""
         if not self.world.held_by_clients:
-            return self.server.rows
+            # a method without rows has members, and nothing of theirs in the ledger
+            return self.server.rows if self.world.empty is not None else dict.fromkeys(self.server.names)
         rows = {}
         for name, record in self.server.clients.items():
             state, settled = self.disks[name], record.settled
