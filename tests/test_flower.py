@@ -5,10 +5,13 @@ import json
 import threading
 from dataclasses import replace
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
 pytest.importorskip("numpyro")
+
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
@@ -171,3 +174,21 @@ def test_what_a_round_and_a_large_posterior_cost(tmp_path):
     assert all(ratio <= 1.25 for ratio in ratios.values()), ratios
     memory = json.loads((tmp_path / "result.json").read_text())["results"]["peak memory"]
     assert {row["program"] for row in memory} >= {"SuperLink", "server and clients"}
+
+
+def test_a_connection_that_breaks_in_the_middle_of_an_answer(rig, tmp_path, monkeypatch):
+    """The SuperNode has its head, waits for the rest for ever, and would hand over nothing else."""
+    push, broken, york = RuntimeHttpClient.PushObject, [], rig.loopback.nodes["york"]
+
+    def breaks_once(self, request):
+        if not broken and self._base_url.endswith(f":{york._port}"):
+            broken.append(request.object_id)
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        return push(self, request)
+
+    monkeypatch.setattr(RuntimeHttpClient, "PushObject", breaks_once)
+    text = study_text(4, '[run]\nschedule = "synchronous"\nrounds = 2\n')
+    meeting = Meeting(rig, tmp_path, text, four_hospitals())
+    fit, reference = meeting.run(), meeting.in_one_process()
+    assert broken
+    assert gap(fit.reported, reference.reported) < 1e-6

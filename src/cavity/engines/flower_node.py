@@ -133,13 +133,10 @@ class FlowerNode:
                         self._told = ""
                         self._serve_one_message(task.token)
                         continue
-                except (
-                    httpx.HTTPError,
-                    RuntimeError,
-                    ObjectPullError,
-                    ObjectPushError,
-                ) as error:  # the server will ask again
+                except LOST as error:  # the server will ask again
                     logger.warning("a message was lost: %s: %s", type(error).__name__, error)
+                    if isinstance(error, httpx.TransportError):
+                        break  # a SuperNode that has half of an answer waits for the other half for ever
                 time.sleep(POLL)
         self._node.end()
 
@@ -152,7 +149,16 @@ class FlowerNode:
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:
         version = RuntimeVersionHttpInterceptor(component_name="cavity")
+        interceptors = (_NewConnection(), *interceptors)
         return RuntimeHttpClient.from_server_address(f"{LOOPBACK}:{self._port}", True, None, [version, *interceptors])
+
+
+class _NewConnection:
+    """Every request has a connection of its own: the SuperNode closes one that idles, perhaps as a request sets out."""
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers["connection"] = "close"
+        return call_next(context)
 
 
 def _finish(client: RuntimeHttpClient, context: Context) -> None:
