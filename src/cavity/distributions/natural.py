@@ -113,9 +113,9 @@ def product(factors: Sequence[D] | Stacked) -> D:
     return total
 
 
-def _sum(*etas: np.ndarray) -> np.ndarray:
+def _sum(*etas: Any) -> Any:
     """Of many small arrays by a stack, of large ones one by one: their stack would be as large as all of them."""
-    if etas[0].size < LARGE:
+    if np.size(etas[0]) < LARGE:
         return np.sum(np.stack(etas), axis=0)
     total = np.array(etas[0])
     for eta in etas[1:]:
