@@ -9,14 +9,15 @@ import cavity
 from cavity import ledger
 from cavity.data.lazy import Generated
 from cavity.experiments import scale_run
-from cavity.experiments.scale_method import Epochs, Stateless
 from cavity.models import bag_of_words
 from cavity.schedules import SampledCount
+from cavity.solvers import SGMCMC, ScaledIdentity, SGDIterates
 
 
 @pytest.fixture(scope="module")
 def method():
-    return Stateless(bag_of_words(40, 10), Epochs(20, 3, rate=1.0))
+    solver = SGMCMC(SGDIterates(1.0), ScaledIdentity(1e-3), num_epochs=3, burn_in=1, batch_size=20)
+    return cavity.FedSEP(bag_of_words(40, 10), solver=solver)
 
 
 def source(num_clients):

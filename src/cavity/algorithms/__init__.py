@@ -1,10 +1,29 @@
 """Both halves of a method in one file."""
 
-from cavity.algorithms.fedep import FedEP
-from cavity.algorithms.fedgvi import FedGVI
-from cavity.algorithms.pvi import PVI
-from cavity.algorithms.sfvi import SFVI
-from cavity.algorithms.sfvi_avg import SFVIAvg
-from cavity.algorithms.stateless import FedAvg, FedPA, FedSEP
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cavity.lazily import from_rooms
+
+if TYPE_CHECKING:
+    from cavity.algorithms.fedep import FedEP
+    from cavity.algorithms.fedgvi import FedGVI
+    from cavity.algorithms.pvi import PVI
+    from cavity.algorithms.sfvi import SFVI
+    from cavity.algorithms.sfvi_avg import SFVIAvg
+    from cavity.algorithms.stateless import FedAvg, FedPA, FedSEP
 
 __all__ = ["PVI", "SFVI", "FedAvg", "FedEP", "FedGVI", "FedPA", "FedSEP", "SFVIAvg"]
+
+__getattr__ = from_rooms(
+    __name__,
+    {
+        "fedep": "FedEP",
+        "fedgvi": "FedGVI",
+        "pvi": "PVI",
+        "sfvi": "SFVI",
+        "sfvi_avg": "SFVIAvg",
+        "stateless": "FedAvg FedPA FedSEP",
+    },
+)

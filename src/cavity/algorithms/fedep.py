@@ -38,9 +38,6 @@ from cavity.interfaces import Damping, Data, Divergence, LatentModel, Loss, Mode
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.models.globals_only import as_rows
 from cavity.server.damping import Fixed
-from cavity.solvers.chains import SGDIterates
-from cavity.solvers.power_ep import PowerEP
-from cavity.solvers.sgmcmc import SGMCMC
 from cavity.state import Answer, Brief, Reply, ServerState, Stacked
 from cavity.taken_out import OwnFactor, TakenOut
 
@@ -231,6 +228,8 @@ def _jitted_step(optimiser: Ascent, start: Any, memory: Any, delta: Any) -> tupl
 
 
 def _default_solver(model: Model, loss: Loss, divergence: Divergence) -> Solver:
+    from cavity.solvers import SGMCMC, PowerEP, SGDIterates
+
     try:
         PowerEP().check(model, loss, divergence)
     except UnsuitableError:

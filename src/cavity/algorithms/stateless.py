@@ -40,10 +40,6 @@ from cavity.errors import CavityError, UnsuitableError
 from cavity.interfaces import CombiningAlgorithm, Data, Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.leaves import as_number, require
 from cavity.losses.nll import NegativeLogLikelihood
-from cavity.models.function import TreeModel
-from cavity.solvers.chains import SGDIterates
-from cavity.solvers.sgmcmc import SGMCMC
-from cavity.solvers.spread import Point
 from cavity.state import Answer, Brief, Report, ServerState
 
 LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
@@ -319,6 +315,9 @@ class FedAvg(StatelessAlgorithm):
             step_size: of the optimiser.
             start: parameters of the first point; None takes those that a network was made with, else the prior's mean.
         """
+        from cavity.models.function import TreeModel
+        from cavity.solvers import SGMCMC, Point, SGDIterates
+
         point = SGMCMC(SGDIterates(0.01, momentum=0.9), Point(), num_epochs=10, burn_in=9) if solver is None else solver
         if not (isinstance(point, SGMCMC) and isinstance(point.spread, Point)):
             raise CavityError("FedAvg needs a solver that ends in a point, such as SGMCMC(SGDIterates(0.01), Point())")
@@ -349,6 +348,8 @@ def _set(
     algorithm: Any, model: Model, solver: Solver | None, optimiser: Any, step_size: float, num_rows: float | int | None
 ) -> None:
     """The parts that all of them have, checked."""
+    from cavity.solvers import SGMCMC, SGDIterates
+
     if not isinstance(model.prior, Gaussian):
         raise UnsuitableError(f"the model's prior must be Gaussian, and is {type(model.prior).__name__}")
     if optimiser is None:

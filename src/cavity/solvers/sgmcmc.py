@@ -49,12 +49,17 @@ class ChainState(eqx.Module):
     key: Any
 
 
+def _scaled_identity_unless_given(spread: Any) -> Any:
+    """Made when it is needed: numbers that are made at import would start JAX's devices."""
+    return ScaledIdentity() if spread is None else spread
+
+
 class SGMCMC(Solver):
     """A chain over the tilted distribution, and the Gaussian that its samples give. For any algorithm with factors.
 
     Attributes:
         chain: how theta moves, such as `SGDIterates(0.01, momentum=0.9)`.
-        spread: from samples to a Gaussian.
+        spread: from samples to a Gaussian; `ScaledIdentity()` if none is given.
         num_epochs: passes over the client's rows.
         burn_in: epochs before the first sample; one sample is taken at the end of each of the others.
         batch_size: rows per step; None takes all.
@@ -62,7 +67,7 @@ class SGMCMC(Solver):
     """
 
     chain: Chain
-    spread: Spread = ScaledIdentity()
+    spread: Spread = eqx.field(converter=_scaled_identity_unless_given, default=None)
     num_epochs: int = eqx.field(static=True, default=10)
     burn_in: int = eqx.field(static=True, default=0)
     batch_size: int | None = eqx.field(static=True, default=20)
