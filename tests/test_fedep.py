@@ -292,6 +292,9 @@ def test_prediction_with_a_point_and_with_draws():
     x = np.array([[3.0, -2.0]])
     f = np.array([1.0, *x[0]]) @ fit.posterior.mean
     np.testing.assert_allclose(fit.predict(x, point=True).mean, 1 / (1 + np.exp(-f)), rtol=1e-6)
+    average = run(FedAvg(model, solver=TO_A_POINT), clients, rounds=2, tolerance=0.0)
+    f = np.array([1.0, *x[0]]) @ average.posterior.location
+    np.testing.assert_allclose(average.predict(x).mean, 1 / (1 + np.exp(-f)), rtol=1e-6)
     assert abs(float(fit.predict(x).mean[0]) - 0.5) < abs(float(fit.predict(x, point=True).mean[0]) - 0.5)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from cavity import diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.point import PointMass
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
@@ -24,6 +24,7 @@ from cavity.interfaces import (
     CombiningAlgorithm,
     Data,
     LatentModel,
+    LinearModel,
     PredictiveModel,
     ReportedModel,
     Schedule,
@@ -269,8 +270,11 @@ class Fit:
         if not isinstance(model, PredictiveModel):
             raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
         posterior = jax.tree.map(jax.numpy.asarray, self.posterior)
-        if point and isinstance(posterior, Gaussian):
-            posterior, num_draws = posterior**POINT, None if num_draws is None else 1
+        if isinstance(posterior, PointMass):
+            unit = DiagonalGaussian(posterior.location, jax.numpy.ones_like(posterior.location))
+            posterior, point = model.prior.with_moments_of(unit), True
+        if point:
+            posterior, num_draws = posterior**POINT, None if isinstance(model, LinearModel) else 1
         return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
 
     def refine(

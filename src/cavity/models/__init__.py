@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cavity.lazily import from_rooms
 
 if TYPE_CHECKING:
+    from cavity.models.cnn import cnn_classifier
     from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
     from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
     from cavity.models.function import FunctionModel, function_model
@@ -46,6 +47,7 @@ __all__ = [
     "ShrunkRegression",
     "as_rows",
     "bag_of_words",
+    "cnn_classifier",
     "equinox_model",
     "function_model",
     "linear_regression",
@@ -70,6 +72,7 @@ __getattr__ = from_rooms(
         "function": "FunctionModel function_model",
         "globals_only": "GlobalsOnly as_rows",
         "location": "NormalLocation normal_location",
+        "cnn": "cnn_classifier",
         "mlp": "MLP mlp_classifier mlp_regression",
         "network": "NetworkModel equinox_model network_model",
         "numpyro": "NumpyroModel",
