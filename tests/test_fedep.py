@@ -26,6 +26,7 @@ from cavity.solvers import (
     SGDIterates,
 )
 from tests import scenarios
+from tests.contracts.faults import check_survives_faults
 
 NAMES = ("leeds", "york", "hull")
 C = 0.4  # precision per row
@@ -276,6 +277,13 @@ def test_a_client_whose_chain_diverges_is_refused():
     fit = run(FedEP(linear_model(), solver=DESCENT, damping=Fixed(0.5)), clients, rounds=2, tolerance=0.0)
     assert {name for record in fit.history for name in record["refusals"]} == {"york"}
     assert_product(fit)
+
+
+@pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
+def test_no_rows_count_twice_after_faults(held_by_clients):
+    """Lost, repeated and late replies, crashes and wiped disks: the invariant after each, and the undisturbed end."""
+    algorithm = FedEP(linear_model(FullGaussian), solver=Conjugate(), step_size=0.9)
+    check_survives_faults(algorithm, linear_clients(), 20, first_seed=40_000, held_by_clients=held_by_clients)
 
 
 def test_saved_and_resumed(tmp_path):
