@@ -69,14 +69,23 @@ class Change(eqx.Module):
 
 
 class StatelessAlgorithm(CombiningAlgorithm):
-    """Both halves but what is taken out, and what the changes mean together."""
+    """Both halves but what is taken out, and what the changes mean together.
 
-    model: eqx.AbstractVar[Model]
-    solver: eqx.AbstractVar[Solver]
-    optimiser: eqx.AbstractVar[Ascent]
-    num_rows: eqx.AbstractVar[Any]  # of all clients, None if not known
-    loss: eqx.AbstractVar[Loss]
-    divergence: eqx.AbstractVar[Divergence]
+    Attributes:
+        model: prior and likelihood.
+        solver: finds the tilted distribution.
+        optimiser: of the server, on natural parameters (of a point, on its location).
+        num_rows: N, of all clients; None estimates it.
+        loss: the negative log likelihood.
+        divergence: KL.
+    """
+
+    model: Model
+    solver: Solver
+    optimiser: Ascent
+    num_rows: Any
+    loss: Loss
+    divergence: Divergence
 
     @abc.abstractmethod
     def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
@@ -180,6 +189,26 @@ def _of_share(q: Any, share: Float[Array, ""]) -> Any:
 class _Gaussian(StatelessAlgorithm):
     """What FedSEP and FedPA share: a Gaussian posterior."""
 
+    def __init__(
+        self,
+        model: Model,
+        *,
+        solver: Solver | None = None,
+        optimiser: Callable[[Any], Any] | None = None,
+        step_size: float = 1.0,
+        num_rows: float | int | None = None,
+    ):
+        """The parts.
+
+        Args:
+            model: the model.
+            solver: None is a chain with a scaled identity.
+            optimiser: from a step size to an optax transformation; None is plain descent.
+            step_size: of the optimiser; 1 takes the whole step.
+            num_rows: of all clients; None estimates it.
+        """
+        _set(self, model, solver, optimiser, step_size, num_rows)
+
     def average_factor(self, posterior: Any, share: Float[Array, ""]) -> Any:
         """(posterior / prior) ** share."""
         return _of_share(posterior / self.prior, share)
@@ -194,35 +223,7 @@ class _Gaussian(StatelessAlgorithm):
 
 
 class FedSEP(_Gaussian):
-    """Stochastic EP with stateless clients: the average factor is taken out, and the mean of the changes is applied.
-
-    Attributes:
-        model: prior and likelihood.
-        solver: finds the tilted distribution.
-        optimiser: of the server, on natural parameters.
-        num_rows: N; None estimates it.
-        loss: the negative log likelihood.
-        divergence: KL.
-    """
-
-    model: Model
-    solver: Solver
-    optimiser: Ascent
-    num_rows: Any
-    loss: Loss
-    divergence: Divergence
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        solver: Solver | None = None,
-        optimiser: Callable[[Any], Any] | None = None,
-        step_size: float = 1.0,
-        num_rows: float | int | None = None,
-    ):
-        """The parts; `optimiser` makes an optax transformation from a step size, None is plain descent."""
-        _set(self, model, solver, optimiser, step_size, num_rows)
+    """Stochastic EP with stateless clients: the average factor is taken out, and the mean of the changes is applied."""
 
     def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
         return posterior / self.average_factor(posterior, share)
@@ -235,35 +236,7 @@ class FedSEP(_Gaussian):
 
 
 class FedPA(_Gaussian):
-    """Posterior averaging: each client's own posterior under a flat prior, multiplied.
-
-    Attributes:
-        model: prior and likelihood.
-        solver: finds the client's own posterior.
-        optimiser: of the server, on natural parameters.
-        num_rows: N; None estimates it.
-        loss: the negative log likelihood.
-        divergence: KL.
-    """
-
-    model: Model
-    solver: Solver
-    optimiser: Ascent
-    num_rows: Any
-    loss: Loss
-    divergence: Divergence
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        solver: Solver | None = None,
-        optimiser: Callable[[Any], Any] | None = None,
-        step_size: float = 1.0,
-        num_rows: float | int | None = None,
-    ):
-        """The parts; `optimiser` makes an optax transformation from a step size, None is plain descent."""
-        _set(self, model, solver, optimiser, step_size, num_rows)
+    """Posterior averaging: each client's own posterior under a flat prior, multiplied."""
 
     def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
         return _of_share(posterior, jnp.zeros(()))
@@ -279,22 +252,12 @@ class FedPA(_Gaussian):
 class FedAvg(StatelessAlgorithm):
     """Federated averaging of points, with any optimiser at the server.
 
+    The prior plays no part, and neither does N.
+
     Attributes:
-        model: its likelihood; the prior plays no part.
-        solver: descent at the client, ending in a point.
-        optimiser: of the server; plain descent with step size 1 replaces the point by the clients' mean.
-        num_rows: N; of no effect.
-        loss: the negative log likelihood.
-        divergence: KL, of no effect: the cavity is flat.
         start: the first point.
     """
 
-    model: Model
-    solver: Solver
-    optimiser: Ascent
-    num_rows: Any
-    loss: Loss
-    divergence: Divergence
     start: Float[Any, " d"]
 
     def __init__(
