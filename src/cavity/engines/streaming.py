@@ -131,12 +131,13 @@ class StreamingEngine(Engine):
         return min(-(-num_clients // step) * step, max(self._chunk, num_clients))
 
     def _run(self, messages: list[Message], data: Data) -> list[Reply]:
-        began = time.perf_counter()
         filled = messages + messages[:1] * (len(data.weight) - len(messages))
         mesh = splitting(self._mesh, len(filled))
         common, briefs = common_brief(filled)
         keys, data, own = spread((message_keys(self._seed, filled), data, stack(briefs)), self._mesh)
         work = Work(keys, own, None, data, everywhere(self._in_place(common), mesh))
+        jax.block_until_ready(work)  # what is put on the devices is not computed there
+        began = time.perf_counter()
         answers, _ = jax.block_until_ready(run_clients(self._traced, work, mesh))
         self._compute_seconds += time.perf_counter() - began
         answers = jax.tree.map(np.asarray, answers)
