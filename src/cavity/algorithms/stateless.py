@@ -189,6 +189,22 @@ def _of_share(q: Any, share: Float[Array, ""]) -> Any:
 class _Gaussian(StatelessAlgorithm):
     """What FedSEP and FedPA share: a Gaussian posterior."""
 
+    def average_factor(self, posterior: Any, share: Float[Array, ""]) -> Any:
+        """(posterior / prior) ** share."""
+        return _of_share(posterior / self.prior, share)
+
+    def taking_over(self, server: ServerState, num_rows: Mapping[str, float], precision_per_row: float) -> ServerState:
+        """Go on from a point that all clients' rows have found together: prior * N(point, 1 / (c N))."""
+        prior = ledger.to_host(self.prior)
+        total = float(self.num_rows) if self.num_rows is not None else sum(num_rows.values())
+        found = ledger.to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
+        method = self.initial_method(len(server.clients))
+        return replace(server, prior=prior, posterior=prior * found, method=method, version=server.version + 1)
+
+
+class FedSEP(_Gaussian):
+    """Stochastic EP with stateless clients: the average factor is taken out, and the mean of the changes is applied."""
+
     def __init__(
         self,
         model: Model,
@@ -209,22 +225,6 @@ class _Gaussian(StatelessAlgorithm):
         """
         _set(self, model, solver, optimiser, step_size, num_rows)
 
-    def average_factor(self, posterior: Any, share: Float[Array, ""]) -> Any:
-        """(posterior / prior) ** share."""
-        return _of_share(posterior / self.prior, share)
-
-    def taking_over(self, server: ServerState, num_rows: Mapping[str, float], precision_per_row: float) -> ServerState:
-        """Go on from a point that all clients' rows have found together: prior * N(point, 1 / (c N))."""
-        prior = ledger.to_host(self.prior)
-        total = float(self.num_rows) if self.num_rows is not None else sum(num_rows.values())
-        found = ledger.to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
-        method = self.initial_method(len(server.clients))
-        return replace(server, prior=prior, posterior=prior * found, method=method, version=server.version + 1)
-
-
-class FedSEP(_Gaussian):
-    """Stochastic EP with stateless clients: the average factor is taken out, and the mean of the changes is applied."""
-
     def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
         return posterior / self.average_factor(posterior, share)
 
@@ -237,6 +237,26 @@ class FedSEP(_Gaussian):
 
 class FedPA(_Gaussian):
     """Posterior averaging: each client's own posterior under a flat prior, multiplied."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        solver: Solver | None = None,
+        optimiser: Callable[[Any], Any] | None = None,
+        step_size: float = 1.0,
+        num_rows: float | int | None = None,
+    ):
+        """The parts.
+
+        Args:
+            model: the model.
+            solver: None is a chain with a scaled identity.
+            optimiser: from a step size to an optax transformation; None is plain descent.
+            step_size: of the optimiser; 1 takes the whole step.
+            num_rows: of all clients; None estimates it.
+        """
+        _set(self, model, solver, optimiser, step_size, num_rows)
 
     def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
         return _of_share(posterior, jnp.zeros(()))
