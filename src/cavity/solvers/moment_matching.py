@@ -20,7 +20,7 @@ mean of the smallest and the largest eigenvalue of all P.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -77,8 +77,7 @@ class MomentMatching(Solver):
                 "losses, LBFGS or Gradient for other divergences"
             )
 
-    @property
-    def fixed_steps(self) -> int | None:
+    def steps_for(self, num_rows: Any) -> Any:
         return 0
 
     def init(self, problem: Problem) -> MomentMatchingState:
