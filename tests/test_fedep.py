@@ -1,5 +1,7 @@
 """FedEP, FedSEP, FedPA and FedAvg: against each other, against definitions written anew, and after faults."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import optax
 import pytest
 
 import cavity
-from cavity import PVI, FedAvg, FedEP, FedPA, FedSEP, run
+from cavity import PVI, ClientSource, FedAvg, FedEP, FedPA, FedSEP, run
 from cavity.algorithms.fedep import REMAINDER
 from cavity.algorithms.stateless import _proper_part
 from cavity.distributions import DiagonalGaussian, FullGaussian
@@ -255,6 +257,24 @@ def test_burn_in_and_hand_over():
         other = burnt.hand_over(method, precision_per_row=C)
         assert_same(other.posterior, start.posterior)
         assert other.refine(3).history
+
+
+def test_where_all_rows_are_known_no_client_is_loaded_to_count_them():
+    """There may be hundreds of thousands."""
+    clients = linear_clients()
+    burnt = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=1, tolerance=0.0)
+
+    class Unloadable(ClientSource):
+        names = NAMES
+
+        def load(self, names):
+            raise AssertionError(names)
+
+    streamed = replace(burnt, clients=Unloadable())
+    known = streamed.hand_over(FedSEP(linear_model(), solver=DESCENT, num_rows=36))
+    counted = burnt.hand_over(FedSEP(linear_model(), solver=DESCENT))
+    assert_same(known.posterior, counted.posterior)
+    np.testing.assert_allclose(known.posterior.precision, known.server.prior.precision + 36 * C, rtol=1e-12)
 
 
 def test_a_hand_over_that_cannot_be():

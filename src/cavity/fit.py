@@ -222,9 +222,13 @@ class Fit:
                 "FedAvg's point says nothing of its precision; give `precision_per_row`, such as 0.05: the posterior "
                 "starts with a variance of 1 / (precision_per_row * rows of all clients)"
             )
-        counted = running.in_chunks(algorithm.model, self.needs_clients("hand over"))
-        num_rows = {name: float(data.weight.sum()) for chunk in counted for name, data in chunk.items()}
-        server = algorithm.taking_over(self.server, num_rows, float(precision_per_row))
+        clients = self.needs_clients("hand over")
+
+        def count_rows() -> dict[str, float]:
+            counted = running.in_chunks(algorithm.model, clients)
+            return {name: float(data.weight.sum()) for chunk in counted for name, data in chunk.items()}
+
+        server = algorithm.taking_over(self.server, count_rows, float(precision_per_row))
         return replace(self, algorithm=algorithm, server=server)
 
     @property

@@ -181,11 +181,14 @@ class FedEP(FactorAlgorithm):
         exponents = dict.fromkeys((reply.client for reply in replies), exponent)
         return ledger.Change(posterior, rows, Servers(server.method.damping, memory), exponents)
 
-    def taking_over(self, server: ServerState, num_rows: Mapping[str, float], precision_per_row: float) -> ServerState:
+    def taking_over(
+        self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
+    ) -> ServerState:
         """Go on from a point that all clients' rows have found together: each has its share in it.
 
         Factors of 1 would count the rows twice: once in the point, and again in the factors to come.
         """
+        num_rows = count_rows()
         rows = {
             name: self.row_of(identity(self.prior, server.posterior.location, precision_per_row * num_rows[name]))
             for name in server.clients

@@ -193,10 +193,12 @@ class _Gaussian(StatelessAlgorithm):
         """(posterior / prior) ** share."""
         return _of_share(posterior / self.prior, share)
 
-    def taking_over(self, server: ServerState, num_rows: Mapping[str, float], precision_per_row: float) -> ServerState:
+    def taking_over(
+        self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
+    ) -> ServerState:
         """Go on from a point that all clients' rows have found together: prior * N(point, 1 / (c N))."""
         prior = ledger.to_host(self.prior)
-        total = float(self.num_rows) if self.num_rows is not None else sum(num_rows.values())
+        total = float(self.num_rows) if self.num_rows is not None else sum(count_rows().values())  # all are loaded
         found = ledger.to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
         method = self.initial_method(len(server.clients))
         return replace(server, prior=prior, posterior=prior * found, method=method, version=server.version + 1)
