@@ -54,6 +54,18 @@ def test_bank():
 
 
 @needs_data
+def test_omniglot_has_160_drawers_who_drew_each_character_of_their_alphabet_once():
+    table = sources.omniglot_small()
+    assert table.x.shape == (4_840, 28, 28)
+    assert (table.x.min(), table.x.max()) == (0.0, 1.0)
+    clients = partition.by_column(table.drawer)
+    assert len(clients) == 160
+    for name, rows in clients.items():
+        assert len(np.unique(table.y[rows])) == len(rows) == np.sum(table.alphabet == name[:-3]) // 20
+    assert np.bincount(table.y).tolist() == [20] * 242
+
+
+@needs_data
 def test_credit_leaves_incomplete_rows_out():
     table = sources.credit()
     assert table.x.shape == (653, 46) == (653, len(set(table.columns)))
@@ -127,7 +139,7 @@ def test_training_rows_that_cannot_be_used_are_told():
         standardise(np.array([[1.0, 2], [2, 2]]), None)
 
 
-LOCAL = ["bank", "credit", "eicu_demo", *SMALL]
+LOCAL = ["bank", "credit", "eicu_demo", "omniglot_small", *SMALL]
 
 
 @pytest.mark.parametrize("name", LOCAL)

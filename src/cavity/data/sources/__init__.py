@@ -12,6 +12,7 @@ from cavity.data.sources.hospitals import HospitalTable, eicu_demo, heart_diseas
 from cavity.data.sources.images import fashion_mnist, mnist
 from cavity.data.sources.multilevel import Contraception, Radon, SixCities, contraception, radon, six_cities
 from cavity.data.sources.newsgroups import Newsgroups, newsgroups
+from cavity.data.sources.omniglot import Omniglot, omniglot_small
 from cavity.data.sources.reading import DataUnavailable, Table, data_directory
 from cavity.data.sources.small_binary import australian, banana, magic, pima, titanic, twonorm
 from cavity.data.sources.tables import adult, covertype
@@ -23,6 +24,7 @@ __all__ = [
     "Entry",
     "HospitalTable",
     "Newsgroups",
+    "Omniglot",
     "Radon",
     "SixCities",
     "Table",
@@ -41,6 +43,7 @@ __all__ = [
     "magic",
     "mnist",
     "newsgroups",
+    "omniglot_small",
     "pima",
     "radon",
     "six_cities",
