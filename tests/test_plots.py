@@ -167,3 +167,18 @@ def test_calibration_refuses_what_is_not_there():
         plots.calibration({}, np.array([0, 1]))
     with pytest.raises(CavityError, match="no 'pooled' to draw as rings; there is: alone"):
         plots.calibration({"alone": np.array([0.2, 0.4])}, np.array([0, 1]), rings="pooled")
+
+
+def test_reliability_has_confidence_against_accuracy():
+    p = np.array([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6], [0.05, 0.95]])
+    labels = np.array([0, 1, 1, 1])
+    figure = plots.reliability({"ours": p, "sure": np.round(p)}, labels, num_bins=2, fewest=1)
+    _, ours, sure = figure.axes[0].lines
+    np.testing.assert_allclose((ours.get_xdata(), ours.get_ydata()), [[0.7875], [0.75]], rtol=1e-6)
+    np.testing.assert_allclose((sure.get_xdata(), sure.get_ydata()), [[1.0], [0.75]], rtol=1e-6)
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert texts == ["ours, ECE 3.8 %", "sure, ECE 25.0 %"]
+    few = plots.reliability({"ours": p}, labels, num_bins=15, fewest=5)
+    assert len(few.axes[0].lines[1].get_xdata()) == 0
+    with pytest.raises(CavityError, match="at least one"):
+        plots.reliability({}, labels)

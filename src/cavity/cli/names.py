@@ -25,6 +25,8 @@ REPRODUCE = {
     "fedgvi-heart": "cavity.experiments.fedgvi_heart:fedgvi_heart",
     "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
     "fedep-toy": "cavity.experiments.fedep_toy:fedep_toy",
+    "fedep-images": "cavity.experiments.fedep_images:fedep_images",
+    "fedep-omniglot": "cavity.experiments.fedep_omniglot:fedep_omniglot",
     "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",
     "sfvi-radon": "cavity.experiments.sfvi_radon:sfvi_radon",
     "sfvi-softmax": "cavity.experiments.sfvi_softmax:sfvi_softmax",

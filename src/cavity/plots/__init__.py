@@ -3,7 +3,8 @@
 from cavity.plots.calibration import calibration
 from cavity.plots.convergence import compare, convergence
 from cavity.plots.forest import forest
+from cavity.plots.reliability import reliability
 from cavity.plots.robust import boundaries, choice, curves
 from cavity.plots.spread import spread
 
-__all__ = ["boundaries", "calibration", "choice", "compare", "convergence", "curves", "forest", "spread"]
+__all__ = ["boundaries", "calibration", "choice", "compare", "convergence", "curves", "forest", "reliability", "spread"]

@@ -43,8 +43,8 @@ def omniglot_small() -> Omniglot:
         ValueError: If the file is not the expected one.
     """
     path = local_file("omniglot_small", "omniglot_small/omniglot_small.npz")
-    columns = dict.fromkeys(("drawer", "alphabet", "character"), (_IMAGES,))
-    shapes = {"x28": (_IMAGES, 28, 28), "alphabet_names": (len(_ALPHABETS),)} | columns
+    shapes: dict[str, tuple[int, ...]] = {"x28": (_IMAGES, 28, 28), "alphabet_names": (len(_ALPHABETS),)}
+    shapes |= dict.fromkeys(("drawer", "alphabet", "character"), (_IMAGES,))
     raw = npz_file(path, shapes, on_openml=False)
     check(path, "the alphabets", tuple(raw["alphabet_names"].tolist()), _ALPHABETS)
     alphabet, y = raw["alphabet"].astype(np.int64), raw["character"].astype(np.int64)
