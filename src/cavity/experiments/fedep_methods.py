@@ -79,7 +79,7 @@ class Setting:
     batch_size: int
     choices: Mapping[str, Choice]
     shrinkage: float = 1e-4
-    fisher_epochs: int = 2
+    fisher_epochs: int = 1
     decay: float = 0.5
 
     def chain(self, spread: Spread, step_size: float) -> SGMCMC:
