@@ -30,7 +30,7 @@ CHOICES = {
     FEDPA: Choice(server_step_size=0.2, step_size=0.03, precision_per_row=0.03),
     **dict.fromkeys((*STATEFUL, *STATELESS), Choice(server_step_size=0.5, step_size=0.01, precision_per_row=0.03)),
 }
-SETTING = Setting(clients_per_round=20, burn_in=40, rounds=30, num_epochs=3, batch_size=20, choices=CHOICES)
+SETTING = Setting(clients_per_round=20, burn_in=40, rounds=25, num_epochs=3, batch_size=20, choices=CHOICES)
 
 
 def fedep_images(journal: Journal, size: Size, seed: int) -> None:
