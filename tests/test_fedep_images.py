@@ -8,6 +8,7 @@ import pytest
 
 import cavity
 from cavity import FedAvg, FedEP, FedPA, FedSEP, ledger, metrics
+from cavity.data import sources
 from cavity.distributions import DiagonalGaussian
 from cavity.distributions.point import PointMass
 from cavity.experiments import fedep_comparison as comparison
@@ -159,7 +160,7 @@ def test_a_tiny_federation(tmp_path):
         assert row["refused"] == 0
         assert row["rounds_to_10"] == 2  # the first round with two looks
         assert row["rounds_to_100.1"] is None
-        assert (row["marginalised_ece"] is None) == row["method"].startswith(FEDAVG)
+        assert (row["averaged_ece"] is None) == row["method"].startswith(FEDAVG)
     assert np.mean([row["accuracy"] for row in rows]) > 45
     assert len(result.checks) == 3
     assert set(result.figures) == {"rounds.png", "reliability.png"}
@@ -168,11 +169,17 @@ def test_a_tiny_federation(tmp_path):
 
 
 def test_no_drawing_is_used_twice():
-    labels = np.repeat(np.arange(5), 20)
-    held_out, test, rest = fedep_omniglot.held_out_drawings(np.random.default_rng(0), labels)
-    np.testing.assert_array_equal(np.sort(np.concatenate([held_out, test, rest])), np.arange(100))
-    for rows, number in ((held_out, 2), (test, 3), (rest, 15)):
-        assert np.bincount(labels[rows]).tolist() == [number] * 5
+    drawers = np.array([f"{alphabet}-{i:02d}" for alphabet in "ab" for _ in range(26) for i in range(20)])
+    labels = np.repeat(np.arange(52), 20)
+    table = sources.Omniglot(np.zeros((1040, 1)), labels, np.array([name[0] for name in drawers]), drawers)
+    parts = fedep_omniglot.dealt(np.random.default_rng(0), table)
+    rows = np.concatenate(list(parts.values()))
+    assert len(np.unique(rows)) == len(rows) == 2 * 24 * 20
+    for name, number in (("test", 3), ("validation", 2), ("clients", 15)):
+        counts = np.bincount(labels[parts[name]], minlength=52)
+        assert set(counts[:24]) == {number}
+        assert set(counts[24:26]) == {0}  # only the first 24 characters of an alphabet
+    assert set(np.unique(drawers[parts["clients"]], return_counts=True)[1]) == {18}
 
 
 @needs_data
@@ -183,7 +190,9 @@ def test_the_federations_hold_out_what_they_say():
     assert np.mean([len(np.unique(y)) for _, y in task.clients.values()]) < 4
     drawers = fedep_omniglot.drawers(0, fedep_omniglot.SETTING)
     assert len(drawers.clients) == 160
-    assert (drawers.num_rows, len(drawers.validation[1]), len(drawers.test[1])) == (242 * 15, 242 * 2, 242 * 3)
+    assert (drawers.num_rows, len(drawers.validation[1]), len(drawers.test[1])) == (183 * 15, 183 * 2, 183 * 3)
+    assert np.bincount(drawers.test[1]).tolist() == [3] * 183
+    assert {len(y) for _, y in drawers.clients.values()} <= set(range(12, 19))
 
 
 @needs_data

@@ -11,19 +11,19 @@ import numpy as np
 
 from cavity import plots
 from cavity.experiments import fedep_methods as methods
-from cavity.experiments.fedep_methods import FEDAVG, FEDPA, LETTERS, METHODS, STATEFUL, Setting
+from cavity.experiments.fedep_methods import FEDAVG, FEDPA, LETTERS, METHODS, SMALL_STEPS, STATEFUL, Setting
 from cavity.experiments.fedep_scores import MARGINALISED, NUM_DRAWS, Images, Looks, averaged, probabilities, rounds_to
 from cavity.experiments.runner import Journal
 from cavity.models.network import NetworkModel
-from cavity.plots.style import GUIDE, axes_or_new, colour
+from cavity.plots.style import axes_or_new, colour, marker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Records = list[dict[str, Any]]
-COLUMNS = {  # of the table of methods -> score
-    "accuracy": "accuracy", "ece": "ece", "ece_equal_count": "ece equal count", "log_likelihood": "log likelihood",
-    "brier": "brier", "confidence": "confidence",
+CALIBRATION = {
+    "confidence": "confidence", "ece_equal_count": "ece equal count", "log_likelihood": "log likelihood",
+    "brier": "brier",
 }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def settings(setting: Setting, every: int, window: int) -> dict[str, Any]:
 
 
 def compare(journal: Journal, task: Task) -> dict[str, Outcome]:
-    """All methods from one burn-in, each told as a row of the table "methods"."""
+    """All methods from one burn-in, each told as a row of two tables, whose "averaged" columns are over draws."""
     total = task.setting.burn_in + task.setting.rounds
 
     def looks(name: str) -> Looks:
@@ -127,15 +127,18 @@ def compare(journal: Journal, task: Task) -> dict[str, Outcome]:
 
 
 def _tell(journal: Journal, task: Task, name: str, outcome: Outcome, refused: int, seconds: float) -> None:
+    scores, who = outcome.scores, {"seed": task.seed, "method": name}
     to = {f"rounds_to_{t:g}": rounds_to(outcome.records, t, task.window) for t in task.thresholds}
+    cells = {
+        "accuracy": scores["accuracy"], "averaged_accuracy": scores.get(f"{MARGINALISED}accuracy"),
+        "ece": scores["ece"], "averaged_ece": scores.get(f"{MARGINALISED}ece"),
+        "validation": scores["validation accuracy"],
+    }  # fmt: skip
+    journal.row("methods", **who, **to, **cells, refused=refused, seconds=seconds)
     cells = {}
-    for column, score in COLUMNS.items():
-        cells[column] = outcome.scores[score]
-        cells[f"marginalised_{column}"] = outcome.scores.get(f"{MARGINALISED}{score}")
-    journal.row(
-        "methods", seed=task.seed, method=name, **to, **cells, validation=outcome.scores["validation accuracy"],
-        refused=refused, seconds=seconds,
-    )  # fmt: skip
+    for column, score in CALIBRATION.items():
+        cells[column], cells[f"averaged_{column}"] = scores[score], scores.get(f"{MARGINALISED}{score}")
+    journal.row("calibration", **who, **cells)
 
 
 def mean_over_seeds(found: Sequence[Mapping[str, Outcome]], name: str, score: str) -> float:
@@ -162,18 +165,19 @@ def judge(journal: Journal, found: Sequence[Mapping[str, Outcome]], label: str, 
 
 
 def draw_rounds(found: Sequence[Mapping[str, Outcome]], setting: Setting) -> Figure:
-    """Accuracy by round, a mean over the seeds: FedEP on the left, FedSEP on the right."""
+    """Accuracy by round from the end of the burn-in on, a mean over the seeds: FedEP left, FedSEP right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for kind, axes in zip(("FedEP", "FedSEP"), panels, strict=True):
         axes_or_new(axes, 5.2, 4.4)
-        for i, name in enumerate((FEDAVG, FEDPA, *(f"{kind} {letter}" for letter in LETTERS))):
-            rounds = [record["round"] for record in found[0][name].records]
+        for i, name in enumerate((FEDAVG, SMALL_STEPS, FEDPA, *(f"{kind} {letter}" for letter in LETTERS))):
+            rounds = np.array([record["round"] for record in found[0][name].records])
             accuracy = np.mean([[r["accuracy"] for r in outcomes[name].records] for outcomes in found], axis=0)
-            axes.plot(rounds, accuracy, color=colour(i), linewidth=1.5, label=name)
-        axes.axvline(setting.burn_in, color=GUIDE, linewidth=1, linestyle="--", zorder=0)
+            shown = rounds >= setting.burn_in
+            axes.plot(rounds[shown], accuracy[shown], color=colour(i), marker=marker(i), markersize=4, linewidth=1.3,
+                      label=name)  # fmt: skip
         axes.grid(color="#e6e6e6", linewidth=0.8)
         axes.set_xlabel("round")
         axes.legend(frameon=False, loc="lower right", fontsize="small")
