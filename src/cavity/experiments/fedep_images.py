@@ -37,7 +37,7 @@ def fedep_images(journal: Journal, size: Size, seed: int) -> None:
     """All methods on Fashion-MNIST; where all is asked, with three seeds."""
     quick = size is Size.QUICK
     every = 2 if quick else EVERY
-    setting = replace(SETTING, burn_in=4, rounds=4, num_epochs=1) if quick else SETTING
+    setting = replace(SETTING, burn_in=4, rounds=6, num_epochs=1) if quick else SETTING
     journal.settings(
         data=f"Fashion-MNIST at 14 x 14; {HELD_OUT} training images held out to choose, 10,000 test images",
         clients=f"{NUM_CLIENTS} of equal size, label shares ~ Dirichlet({DIRICHLET} for each class)",

@@ -66,10 +66,11 @@ class Setting:
         rounds: of each method after that.
         num_epochs: of a client's descent per visit.
         batch_size: rows per step.
-        choices: method -> what was chosen for it.
+        choices: method -> what was chosen for it, after the burn-in.
         shrinkage: of M.
         fisher_epochs: passes over a client's rows for the Fisher information: L's, and V's number of changes.
         decay: of V.
+        first: what was chosen for FedAvg's burn-in; None takes what it goes on with.
     """
 
     clients_per_round: int
@@ -81,6 +82,7 @@ class Setting:
     shrinkage: float = 1e-4
     fisher_epochs: int = 1
     decay: float = 0.5
+    first: Choice | None = None
 
     def chain(self, spread: Spread, step_size: float) -> SGMCMC:
         """All iterates of the epochs count in a mean; a point mass is the last iterate."""
@@ -120,6 +122,8 @@ def burn_in(
     model: Model, clients: Mapping[str, Any], setting: Setting, seed: int, observers: Sequence[Observer] = ()
 ) -> Fit:
     """FedAvg's first rounds, from which all methods go on."""
+    if setting.first is not None:
+        setting = replace(setting, choices={FEDAVG: setting.first})
     algorithm = method(FEDAVG, model, setting, 0)
     schedule = SampledCount(setting.clients_per_round)
     return run(

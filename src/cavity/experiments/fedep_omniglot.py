@@ -16,27 +16,38 @@ from cavity.data import partition, sources
 from cavity.experiments import fedep_comparison as comparison
 from cavity.experiments.fedep_comparison import Task
 from cavity.experiments.fedep_images import halved
-from cavity.experiments.fedep_methods import FEDAVG, FEDPA, SMALL_STEPS, STATEFUL, STATELESS, Choice, Setting
+from cavity.experiments.fedep_methods import FEDAVG, FEDPA, SMALL_STEPS, Choice, Setting
 from cavity.experiments.runner import Journal, Size
 from cavity.models import cnn_classifier
 
 MOST_CHARACTERS, NUM_CLASSES, FOR_TEST, FOR_VALIDATION = 24, 183, 3, 2
 CHANNELS, KERNEL = (8, 12), 3
-EVERY, WINDOW, THRESHOLDS, FULL_SEEDS = 5, 3, (20.0, 30.0), 3
+EVERY, WINDOW, THRESHOLDS, FULL_SEEDS = 10, 3, (40.0, 45.0), 3
 CHOICES = {
-    FEDAVG: Choice(server_step_size=0.2),
-    SMALL_STEPS: Choice(server_step_size=0.05),
-    FEDPA: Choice(server_step_size=0.2, precision_per_row=0.1),
-    **dict.fromkeys((*STATEFUL, *STATELESS), Choice(server_step_size=0.5, precision_per_row=0.1)),
+    FEDAVG: Choice(server_step_size=0.2, step_size=0.1),
+    SMALL_STEPS: Choice(server_step_size=0.05, step_size=0.1),
+    FEDPA: Choice(server_step_size=0.2, step_size=0.1, precision_per_row=0.1),
+    **dict.fromkeys(("FedEP I", "FedEP M"), Choice(server_step_size=1.0, step_size=0.1, precision_per_row=0.02)),
+    **dict.fromkeys(("FedEP L", "FedEP V"), Choice(server_step_size=0.2, step_size=0.03, precision_per_row=0.03)),
+    **dict.fromkeys(("FedSEP I", "FedSEP M"), Choice(server_step_size=0.5, step_size=0.1, precision_per_row=0.02)),
+    **dict.fromkeys(("FedSEP L", "FedSEP V"), Choice(server_step_size=0.5, step_size=0.03, precision_per_row=0.1)),
 }
-SETTING = Setting(clients_per_round=20, burn_in=40, rounds=60, num_epochs=5, batch_size=20, choices=CHOICES)
+SETTING = Setting(
+    clients_per_round=20,
+    burn_in=100,
+    rounds=60,
+    num_epochs=5,
+    batch_size=20,
+    choices=CHOICES,
+    first=Choice(server_step_size=0.2, step_size=0.2),
+)
 
 
 def fedep_omniglot(journal: Journal, size: Size, seed: int) -> None:
     """All methods over the drawers; where all is asked, with three seeds."""
     quick = size is Size.QUICK
     every = 2 if quick else EVERY
-    setting = replace(SETTING, burn_in=4, rounds=4, num_epochs=1) if quick else SETTING
+    setting = replace(SETTING, burn_in=4, rounds=6, num_epochs=1) if quick else SETTING
     journal.settings(
         data=f"Omniglot at 14 x 14, {NUM_CLASSES} classes; of 20 drawings {FOR_TEST} test, {FOR_VALIDATION} choose",
         clients="160 drawers of eight alphabets",
