@@ -1,7 +1,8 @@
 """The ten methods that FedEP's experiments compare (Guo et al., 2023, table 2), each with settings of its own.
 
 All go on from one burn-in by FedAvg, whose last point is handed over, for the same number of rounds and the same number
-of epochs per visit. A letter says where the spread of the tilted distribution comes from: I scaled identity, M samples of the chain, L Laplace, V natural-gradient VI.
+of epochs per visit. A letter says where the spread of the tilted distribution comes from: I scaled identity, M samples
+of the chain, L Laplace, V natural-gradient VI.
 
 One more stands beside them: FedAvg whose server takes smaller steps after the burn-in. What other methods gain by the
 hand-over may be that they average more, and not that they have a posterior.
