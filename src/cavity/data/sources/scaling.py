@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import ArrayLike
 
 from cavity.data.sources.reading import Table
 
@@ -26,25 +25,25 @@ class Scaling:
     y_mean: float
     y_sd: float
 
-    def inputs(self, raw: ArrayLike) -> np.ndarray:
+    def inputs(self, raw: np.ndarray) -> np.ndarray:
         """Raw inputs [..., p] in standard units. An input that is constant in the training rows is 0 everywhere."""
         varies = self.x_sd > 0
-        return np.where(varies, (np.asarray(raw) - self.x_mean) / np.where(varies, self.x_sd, 1.0), 0.0)
+        return np.where(varies, (raw - self.x_mean) / np.where(varies, self.x_sd, 1.0), 0.0)
 
-    def targets(self, raw: ArrayLike) -> np.ndarray:
+    def targets(self, raw: np.ndarray) -> np.ndarray:
         """Raw targets in standard units."""
-        return np.array((np.asarray(raw) - self.y_mean) / self.y_sd)
+        return (raw - self.y_mean) / self.y_sd
 
-    def raw_targets(self, standard: ArrayLike) -> np.ndarray:
+    def raw_targets(self, standard: np.ndarray | float) -> np.ndarray:
         """Standardised targets, or means or quantiles of them, in raw units; errors (RMSE) are times `y_sd`."""
-        return np.array(self.y_mean + self.y_sd * np.asarray(standard))
+        return np.array(self.y_mean + self.y_sd * standard)
 
-    def raw_log_likelihood(self, standard: ArrayLike) -> np.ndarray:
+    def raw_log_likelihood(self, standard: np.ndarray | float) -> np.ndarray:
         """Log densities (nats a row, or their mean) of standardised targets z as those of raw ones y.
 
         As z = (y - y_mean) / y_sd, log p(y) = log p(z) - log y_sd.
         """
-        return np.array(np.asarray(standard) - np.log(self.y_sd))
+        return np.array(standard - np.log(self.y_sd))
 
 
 def standardised(table: Table) -> tuple[Rows, Rows, Scaling]:
