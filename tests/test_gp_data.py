@@ -111,6 +111,7 @@ def test_training_rows_alone_standardise(name):
     np.testing.assert_allclose([y.mean(), y.std()], [0, 1], atol=1e-9)
     assert abs(y_test.mean()) > 1e-3
     np.testing.assert_allclose(scaling.raw_targets(y_test), raw.y[raw.test])
+    np.testing.assert_allclose(scaling.raw_inputs(x_test), raw.x[raw.test])
     # two of naval's columns are constant, and the computed deviation of one of them is 2e-13
     assert np.flatnonzero(~varies).tolist() == ([8, 11] if name == "naval" else [])
     assert not np.any(x[:, ~varies])
@@ -185,8 +186,7 @@ def test_the_stations_clients_are_blocks_of_the_map():
     assert max(sizes) <= 65
     # raw places and standardised inputs are the same rows
     for name, (x, _) in found.clients.items():
-        raw = found.scaling.x_mean[:2] + found.scaling.x_sd[:2] * x[:, :2]
-        np.testing.assert_allclose(raw, found.places[name])
+        np.testing.assert_allclose(found.scaling.raw_inputs(x)[:, :2], found.places[name])
     boxes = [(places.min(axis=0), places.max(axis=0)) for places in found.places.values()]
     overlaps = [
         np.all(low < other_high) and np.all(other_low < high)

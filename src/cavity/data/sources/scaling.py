@@ -30,6 +30,10 @@ class Scaling:
         varies = self.x_sd > 0
         return np.where(varies, (raw - self.x_mean) / np.where(varies, self.x_sd, 1.0), 0.0)
 
+    def raw_inputs(self, standard: np.ndarray) -> np.ndarray:
+        """Standardised inputs [..., p] in raw units; deviations are times `x_sd`. A constant input is itself."""
+        return self.x_mean + self.x_sd * standard
+
     def targets(self, raw: np.ndarray) -> np.ndarray:
         """Raw targets in standard units."""
         return (raw - self.y_mean) / self.y_sd
