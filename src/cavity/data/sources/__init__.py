@@ -13,17 +13,21 @@ from cavity.data.sources.images import fashion_mnist, mnist
 from cavity.data.sources.multilevel import Contraception, Radon, SixCities, contraception, radon, six_cities
 from cavity.data.sources.newsgroups import Newsgroups, newsgroups
 from cavity.data.sources.reading import DataUnavailable, Table, data_directory
+from cavity.data.sources.regression import UCI_REGRESSION, uci_regression, uci_splits, us_stations
+from cavity.data.sources.scaling import Scaling, standardised
 from cavity.data.sources.small_binary import australian, banana, magic, pima, titanic, twonorm
 from cavity.data.sources.tables import adult, covertype
 
 __all__ = [
     "CATALOGUE",
+    "UCI_REGRESSION",
     "Contraception",
     "DataUnavailable",
     "Entry",
     "HospitalTable",
     "Newsgroups",
     "Radon",
+    "Scaling",
     "SixCities",
     "Table",
     "adult",
@@ -44,6 +48,10 @@ __all__ = [
     "pima",
     "radon",
     "six_cities",
+    "standardised",
     "titanic",
     "twonorm",
+    "uci_regression",
+    "uci_splits",
+    "us_stations",
 ]
