@@ -7,6 +7,8 @@ import gc
 import os
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; it is read when JAX loads LAPACK
+
 import jax
 import pytest
 

@@ -81,14 +81,16 @@ class HierarchicalPVI(RowAlgorithm):
         return SharedProblem(self.model, posterior / row, posterior, row, data, self.alpha)
 
     def answer(self, brief: Brief, local: PyTree, problem: SharedProblem, solution: Solution) -> tuple[Answer, PyTree]:
-        tilted = problem.cavity.shared * solution.tilted.shared
+        before, cavity, factor = problem.posterior, problem.cavity, solution.tilted
+        tilted = cavity.shared * factor.shared
+        moved = self.model.moved(tilted.mean, before.conditional, cavity.conditional, factor.conditional)
         report = Report(
-            residual=tilted.kl(problem.posterior.shared),
+            residual=tilted.kl(before.shared) + moved,
             free_energy=-solution.expected_loss,
             steps=solution.steps,
             converged=solution.converged,
         )
-        return Answer(solution.tilted, report), local
+        return Answer(factor, report), local
 
     def merge(self, row: Hierarchical, delta: Hierarchical, exponent: Any) -> Hierarchical:
         return row.towards(delta, exponent)

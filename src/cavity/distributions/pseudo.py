@@ -1,12 +1,12 @@
-"""What a client says about a Gaussian process: a factor over u = f(Z), for whatever inducing inputs Z and kernel there are.
+"""What a client says about a Gaussian process: a factor over u = f(Z), for any inducing inputs Z and any kernel.
 
 Federated sparse Gaussian processes, section 5.1. Decoupled pseudo-observations {V, m, S} are (equation 12)
 
     t(u | Z, beta) = N(K_VZ K_ZZ^-1 u; m, S)
 
-as if m had been observed at V with noise S; coupled ones are N(u; m, S) wherever Z is. Both are kept as S^-1 and S^-1 m,
-so that no observation is a precision of zero. A product is the union of decoupled ones, and a sum of natural parameters
-of coupled ones; a power scales S^-1.
+as if m had been observed at V with noise S; coupled ones are N(u; m, S) wherever Z is. Both are kept as S^-1 and
+S^-1 m, so that no observation is a precision of zero. A product is the union of decoupled ones, and a sum of natural
+parameters of coupled ones; a power scales S^-1.
 
 With K_ZZ = L L' and u = L v, v ~ N(0, I), rows x see u through their features k(x, Z) L^-T, and a factor is
 exp(g . v - v' P v / 2) with
@@ -118,7 +118,7 @@ class PseudoObservations(Observations):
 
     @property
     def outcomes(self) -> Float[np.ndarray, "groups k"]:
-        """m = S (S^-1 m); NaN where nothing is observed."""
+        """M = S (S^-1 m); NaN where nothing is observed."""
         shift, precision = np.asarray(self.shift), np.asarray(self.precision)
         if precision.ndim == 3:
             return np.stack([np.linalg.pinv(p) @ h for p, h in zip(precision, shift, strict=True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from cavity.errors import UnsuitableError
@@ -43,6 +44,10 @@ class SharedModel(Model):
     @abc.abstractmethod
     def bound(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
         """E[log p(rows | theta)] - KL(q(theta | phi) : cavity(theta | phi)) under q proportional to cavity * factor."""
+
+    def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
+        """KL(q(theta | phi) of cavity and factor : as it was before); zero where theta is phi."""
+        return jnp.zeros((), phi.dtype)
 
     def improved(
         self, phi: Float[Array, " d"], cavity: Any, coordinates: PyTree, data: Data, rate: Float[Array, ""]

@@ -11,10 +11,10 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, OutcomeDraws
+from cavity.interfaces import ClosedFormMean, Noisy, OutcomeDraws
 
 
-class StudentT(ClosedFormMean, OutcomeDraws):
+class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
     """y = f + scale * t, with t of `degrees` of freedom, more than one: a row far out hardly pulls.
 
     Attributes:
@@ -28,6 +28,10 @@ class StudentT(ClosedFormMean, OutcomeDraws):
     @property
     def num_predictors(self) -> int:
         return 1
+
+    @property
+    def noise_precision(self) -> Any:
+        return self.scale**-2.0
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         scale, degrees = self.scale.astype(f.dtype), self.degrees

@@ -47,19 +47,19 @@ def central_gp(model: SparseGP, x: Any, y: Any, *, num_steps: int = 300) -> tupl
     return Hierarchical(shared, rows), float(bound)
 
 
-def exact_rows(noise_sd: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> PseudoObservations:
-    """The rows as what they are under Gaussian noise: observations of f, V = X, m = y, S = noise."""
-    precision = jnp.full_like(y, noise_sd**-2.0)
+def exact_rows(precision: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> PseudoObservations:
+    """The rows as what they are under Gaussian noise: observations of f, V = X, m = y, S = 1 / precision."""
+    precision = jnp.full_like(y, precision)
     return PseudoObservations(x[None], (precision * y)[None], precision[None])
 
 
 def collapsed_bound(
-    model: SparseGP, phi: Float[Array, " d"], x: Float[Array, "n d"], y: Float[Array, " n"]
+    model: SparseGP, phi: Float[Array, " p"], x: Float[Array, "n d"], y: Float[Array, " n"]
 ) -> Float[Array, ""]:
     """The bound of Titsias on log p(y | phi), in nats."""
     inducing, likelihood = model.at(phi)
     noise_sd = likelihood.noise_sd  # pyright: ignore[reportAttributeAccessIssue]
-    values = inducing.values(exact_rows(noise_sd, x, y))
+    values = inducing.values(exact_rows(noise_sd**-2.0 / inducing.unit, x, y))
     left_over = jnp.sum(inducing.kernel(x)) - jnp.sum(inducing.features(x) ** 2)
     constant = -0.5 * jnp.sum(y**2) / noise_sd**2 - len(y) * (0.5 * jnp.log(2 * jnp.pi) + jnp.log(noise_sd))
     return values.log_partition + constant - 0.5 * left_over / noise_sd**2
@@ -88,15 +88,16 @@ def _by_lbfgs(model: SparseGP, x: Any, y: Any, num_steps: int) -> tuple[Any, Pse
 
     if model.prior.shared.dimension:
         (start, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), None, length=num_steps)
-    noise_sd = model.at(start)[1].noise_sd  # pyright: ignore[reportAttributeAccessIssue]
-    return start, exact_rows(noise_sd, x, y), collapsed_bound(model, start, x, y)
+    inducing, likelihood = model.at(start)
+    precision = likelihood.noise_precision / inducing.unit  # pyright: ignore[reportAttributeAccessIssue]
+    return start, exact_rows(precision, x, y), collapsed_bound(model, start, x, y)
 
 
 @eqx.filter_jit
 def _by_adam(model: SparseGP, x: Any, y: Any, num_steps: int) -> tuple[Any, PseudoObservations, Any]:
     data = Data((x, y), jnp.ones(len(y)), jnp.asarray(len(y)))
     form, nothing = OwnRows(len(y)), PseudoObservations.none(1, 1, x.shape[1], full=False)
-    rows = form.start(form.none(0, x.shape[1], 1), model.likelihood, data)
+    rows = form.start(form.none(0, x.shape[1], 1), model.likelihood, 1.0, data)
     optimiser = optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
 
     def step(carry: tuple[Any, Any, Any], _: None) -> tuple[tuple[Any, Any, Any], None]:

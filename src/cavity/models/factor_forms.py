@@ -40,7 +40,7 @@ class FactorForm(eqx.Module):
         """The factor that says nothing."""
 
     @abc.abstractmethod
-    def start(self, factor: Any, likelihood: Likelihood, data: Data) -> PyTree:
+    def start(self, factor: Any, likelihood: Likelihood, unit: Any, data: Data) -> PyTree:
         """Coordinates of the factor that there is or, where it says nothing, of a first one from the rows."""
 
     @abc.abstractmethod
@@ -67,15 +67,10 @@ class PseudoCoordinates(eqx.Module):
     used: Float[Array, " k"]
 
 
-def _places(num_used: Any, num_rows: Any, size: int) -> Float[Array, " k"]:
-    """Rows at even distances, of which there are so many."""
-    return (jnp.arange(size) * num_rows // jnp.maximum(num_used, 1)) % jnp.maximum(num_rows, 1)
-
-
 def _with_neighbours(data: Data, num_used: Any, size: int) -> tuple[Any, Any]:
     """Rows at even distances, and of each its nearest neighbour."""
     x = jnp.asarray(data.batch[0])
-    chosen = _places(num_used, data.num_rows, size)
+    chosen = (jnp.arange(size) * data.num_rows // jnp.maximum(num_used, 1)) % data.num_rows
     apart = jnp.sum(x[chosen] ** 2, axis=1)[:, None] + jnp.sum(x**2, axis=1) - 2.0 * x[chosen] @ x.T
     rows = jnp.arange(len(x))
     apart = jnp.where((rows >= data.num_rows) | (rows == chosen[:, None]), jnp.inf, apart)
@@ -118,8 +113,8 @@ class Decoupled(FactorForm):
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> PseudoObservations:
         return PseudoObservations.none(groups, self.size, num_inputs, full=self.full)
 
-    def start(self, factor: PseudoObservations, likelihood: Likelihood, data: Data) -> PyTree:
-        first, there = self._first(likelihood, data), jnp.any(jnp.asarray(factor.precision) != 0)
+    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Any, data: Data) -> PyTree:
+        first, there = self._first(likelihood, unit, data), jnp.any(jnp.asarray(factor.precision) != 0)
         if self.full:
             return jax.tree.map(lambda old, new: jnp.where(there, old, new), factor, self._as_full(first))
         shift, precision = jnp.asarray(factor.shift)[0], jnp.asarray(factor.precision)[0]
@@ -128,7 +123,7 @@ class Decoupled(FactorForm):
         old = PseudoCoordinates(jnp.asarray(factor.inputs)[0], shift / known, jnp.log(known), used)
         return jax.tree.map(lambda old, new: jnp.where(there, old, new), old, first)
 
-    def _first(self, likelihood: Likelihood, data: Data) -> PseudoCoordinates:
+    def _first(self, likelihood: Likelihood, unit: Any, data: Data) -> PseudoCoordinates:
         x, y = (jnp.asarray(leaf) for leaf in data.batch)
         weight = jnp.asarray(data.weight)
         num_used = jnp.clip(jnp.floor(self.share * data.num_rows), 1, self.size)
@@ -138,7 +133,7 @@ class Decoupled(FactorForm):
         mean_of_both = lambda column: 0.5 * (column[chosen] + column[nearest])  # noqa: E731
         # each stands for as many rows as there are per pseudo-observation
         each = jnp.maximum(mean_of_both(precision), LEAST_PRECISION)
-        times = jnp.sum(weight) / num_used
+        times = jnp.sum(weight) / num_used / unit
         return PseudoCoordinates(mean_of_both(x), mean_of_both(shift) / each, jnp.log(times * each), used)
 
     def _as_full(self, first: PseudoCoordinates) -> PseudoObservations:
@@ -163,7 +158,7 @@ class Decoupled(FactorForm):
         ridge = RIDGE * jnp.trace(gram) * jnp.eye(gram.shape[0], dtype=gram.dtype)
         b = jnp.linalg.solve(gram + ridge, a.T)
         found = PseudoObservations(coordinates.inputs, (b.T @ shift)[None], (b.T @ precision @ b)[None])
-        return jax.tree.map(lambda old, new: old + rate * (new - old), coordinates, found)
+        return _on_the_way(coordinates, found, rate)
 
 
 class OwnRows(FactorForm):
@@ -181,7 +176,7 @@ class OwnRows(FactorForm):
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> PseudoObservations:
         return PseudoObservations.none(groups, self.size, num_inputs, full=False)
 
-    def start(self, factor: PseudoObservations, likelihood: Likelihood, data: Data) -> PseudoObservations:
+    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Any, data: Data) -> PseudoObservations:
         x = jnp.asarray(data.batch[0])
         places = jnp.minimum(jnp.arange(self.size), len(x) - 1)
         return PseudoObservations(x[places][None], factor.shift, factor.precision)
@@ -194,12 +189,12 @@ class OwnRows(FactorForm):
     ) -> PseudoObservations:
         x, y = data.batch
         mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), coordinates), x)
-        precision, shift = (jnp.asarray(data.weight) * site for site in sites(likelihood, mean, variance, y))
+        weight = jnp.asarray(data.weight) / inducing.unit
+        precision, shift = (weight * site for site in sites(likelihood, mean, variance, y))
         room = jnp.arange(self.size) < data.num_rows
         places = jnp.minimum(jnp.arange(self.size), len(x) - 1)
         found = [jnp.where(room, column[places], 0.0)[None] for column in (shift, precision)]
-        moved = [old + rate * (new - old) for old, new in zip((coordinates.shift, coordinates.precision), found, strict=True)]
-        return PseudoObservations(coordinates.inputs, *moved)
+        return _on_the_way(coordinates, PseudoObservations(coordinates.inputs, *found), rate)
 
 
 class Coupled(FactorForm):
@@ -208,7 +203,7 @@ class Coupled(FactorForm):
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> CoupledObservations:
         return CoupledObservations.none(num_inducing)
 
-    def start(self, factor: CoupledObservations, likelihood: Likelihood, data: Data) -> CoupledObservations:
+    def start(self, factor: CoupledObservations, likelihood: Likelihood, unit: Any, data: Data) -> CoupledObservations:
         return factor
 
     def factor(self, coordinates: CoupledObservations) -> CoupledObservations:
@@ -221,7 +216,11 @@ class Coupled(FactorForm):
         # u = L v, so S^-1 = L^-T P L^-1 and S^-1 m = L^-T g
         back = lambda right: solve_triangular(inducing.root, right, lower=True, trans=1)  # noqa: E731
         found = CoupledObservations(back(shift), back(back(precision).T))
-        return jax.tree.map(lambda old, new: old + rate * (new - old), coordinates, found)
+        return _on_the_way(coordinates, found, rate)
+
+
+def _on_the_way(here: PyTree, there: PyTree, rate: Any) -> PyTree:
+    return jax.tree.map(lambda here, there: here + rate * (there - here), here, there)
 
 
 def _target(
@@ -230,6 +229,7 @@ def _target(
     """(P, g) of the rows' sites, at the q(v) of cavity and factor."""
     x, y = data.batch
     mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), factor), x)
-    precision, shift = (jnp.asarray(data.weight) * site for site in sites(likelihood, mean, variance, y))
+    weight = jnp.asarray(data.weight) / inducing.unit
+    precision, shift = (weight * site for site in sites(likelihood, mean, variance, y))
     a = inducing.features(x)
     return a.T @ (precision[:, None] * a), a.T @ shift

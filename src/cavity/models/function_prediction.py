@@ -100,9 +100,11 @@ class FunctionPrediction(eqx.Module):
         """The log density of outcomes, log of the mean over draws of E[p(y | f)]."""
         y = jnp.asarray(y)
         if isinstance(self.likelihoods, ExpectedPower):
-            each = jax.vmap(lambda m, v, likelihood: likelihood.log_expected_power(m[:, None], v[:, None, None], y, 1.0))(
-                self.means, self.variances, self.likelihoods
-            )
+
+            def one(mean: Any, variance: Any, likelihood: Any) -> Any:
+                return likelihood.log_expected_power(mean[:, None], variance[:, None, None], y, 1.0)
+
+            each = jax.vmap(one)(self.means, self.variances, self.likelihoods)
         else:
             each = jnp.log(self._over_f(lambda likelihood, f: jnp.exp(likelihood.log_prob(f, y[:, None]))))
         return np.asarray(jax.nn.logsumexp(each, axis=0) - jnp.log(len(each)))

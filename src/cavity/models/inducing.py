@@ -1,11 +1,14 @@
-"""What inducing inputs and hyperparameters make of rows and pseudo-observations: the algebra of a sparse Gaussian process.
+"""What inducing inputs and hyperparameters make of rows and pseudo-observations: a sparse Gaussian process's algebra.
 
 Whitened: K_ZZ = L L', u = L v, v ~ N(0, I). A row x has features a(x) = k(x, Z) L^-T and
 
-    f(x) | v ~ N(a(x) . v, k(x, x) - a(x) . a(x)),    q(v) = N(Lambda^-1 g, Lambda^-1),  Lambda = I + sum of P, g = sum of g
+    f(x) | v ~ N(a(x) . v, k(x, x) - a(x) . a(x)),    q(v) = N(Lambda^-1 g, Lambda^-1)
+    Lambda = I + r sum of P_k,    g = r sum of g_k
 
-over all factors (`distributions/pseudo.py`). Equation (25) of the paper lacks transposes: P = L' K_ZZ^-1 K_ZV S^-1 K_VZ
-K_ZZ^-1 L.
+over all factors (`distributions/pseudo.py`). The paper's r is 1. Where the likelihood has noise of variance s^2,
+r = 1 / s^2 makes S a multiple of it: the best factor of all, equation (11), has S = s^2, so that it sharpens when
+another client's rows show that there is less noise. Equation (25) of the paper lacks transposes:
+P = L' K_ZZ^-1 K_ZV S^-1 K_VZ K_ZZ^-1 L.
 """
 
 from __future__ import annotations
@@ -30,19 +33,22 @@ class Inducing(eqx.Module):
         kernel: with its hyperparameters.
         inputs: Z.
         root: L.
+        unit: what the precision of a factor is a multiple of.
     """
 
     kernel: Any
     inputs: Float[Array, "m d"]
     root: Float[Array, "m m"]
+    unit: Float[Array, ""]
 
     @classmethod
-    def at(cls, kernel: Any, inputs: Float[Array, "m d"], jitter: Any) -> Inducing:
+    def at(cls, kernel: Any, inputs: Float[Array, "m d"], jitter: Any, unit: Any) -> Inducing:
         """With `jitter` times the mean variance on the diagonal of K_ZZ, without which its root may not exist."""
         covariance = kernel(inputs, inputs)
         size = covariance.shape[0]
         ridge = jnp.asarray(jitter, covariance.dtype) * jnp.trace(covariance) / size
-        return cls(kernel, inputs, jnp.linalg.cholesky(covariance + ridge * jnp.eye(size, dtype=covariance.dtype)))
+        root = jnp.linalg.cholesky(covariance + ridge * jnp.eye(size, dtype=covariance.dtype))
+        return cls(kernel, inputs, root, jnp.asarray(unit, covariance.dtype))
 
     def features(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch m"]:
         """A = K_xZ L^-T."""
@@ -52,13 +58,12 @@ class Inducing(eqx.Module):
 
     def values(self, factor: Observations) -> Values:
         """q(v) of the prior and a factor, which may be the product of many."""
-        precision, shift = factor.seen(self.root, self.features)
-        return Values.of(jnp.eye(len(shift), dtype=shift.dtype) + precision, shift)
+        return self.with_factor(Values.prior(len(self.root), self.root.dtype), factor)
 
     def with_factor(self, values: Values, factor: Observations) -> Values:
         """q(v) with one more factor."""
         precision, shift = factor.seen(self.root, self.features)
-        return Values.of(values.precision + precision, values.shift + shift)
+        return Values.of(values.precision + self.unit * precision, values.shift + self.unit * shift)
 
     def marginals(self, values: Values, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Mean and variance of f at each row."""
@@ -84,6 +89,12 @@ class Values(eqx.Module):
     mean: Float[Array, " m"]
 
     @classmethod
+    def prior(cls, size: int, dtype: Any) -> Values:
+        """N(0, I)."""
+        identity, zero = jnp.eye(size, dtype=dtype), jnp.zeros(size, dtype)
+        return cls(identity, zero, identity, zero)
+
+    @classmethod
     def of(cls, precision: Float[Array, "m m"], shift: Float[Array, " m"]) -> Values:
         """From natural parameters."""
         root = jnp.linalg.cholesky(precision)
@@ -91,7 +102,7 @@ class Values(eqx.Module):
 
     @property
     def log_partition(self) -> Float[Array, ""]:
-        """g' Lambda^-1 g / 2 - log |Lambda| / 2: that of N(0, I) is 0."""
+        """G' Lambda^-1 g / 2 - log |Lambda| / 2: that of N(0, I) is 0."""
         return 0.5 * self.shift @ self.mean - jnp.sum(jnp.log(jnp.diagonal(self.root)))
 
     def kl(self, other: Values) -> Float[Array, ""]:
@@ -118,7 +129,8 @@ def sites(
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """(lambda, h) of each row: exp(h f - lambda f^2 / 2) has the gradients of E[log p(y | f)] in mean and variance.
 
-    For a Gaussian likelihood it is the likelihood itself. d/dmean is E[d log p / df], d/dvariance E[d2 log p / df2] / 2.
+    For a Gaussian likelihood it is the likelihood itself. In the mean the gradient is E[d log p / df], in the variance
+    E[d2 log p / df2] / 2.
     """
     total = lambda mean, variance: jnp.sum(expected_log_prob(likelihood, mean, variance, y))  # noqa: E731
     slope, half_curvature = jax.grad(total, argnums=(0, 1))(mean, variance)

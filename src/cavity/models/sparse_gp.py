@@ -29,7 +29,7 @@ from cavity.checks import numeric_matrix, numeric_vector
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import Data, Likelihood, PredictiveModel, ReportedModel
+from cavity.interfaces import Data, Likelihood, Noisy, PredictiveModel, ReportedModel
 from cavity.interfaces.shared import SharedModel
 from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import Decoupled, FactorForm
@@ -51,6 +51,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         features: names of the inputs.
         learns_inducing: whether the inducing inputs are part of phi.
         learns_hyperparameters: whether the hyperparameters are.
+        follows_noise: whether S is a multiple of the noise's variance, where there is noise.
         jitter: on the diagonal of K_ZZ, relative to its mean.
     """
 
@@ -62,6 +63,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
     features: tuple[str, ...] = eqx.field(static=True)
     learns_inducing: bool = eqx.field(static=True)
     learns_hyperparameters: bool = eqx.field(static=True)
+    follows_noise: bool = eqx.field(static=True)
     jitter: Float[Array, ""]
 
     @property
@@ -89,13 +91,16 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
             inducing = phi[: self._num_auxiliary].reshape(inducing.shape)
         if self.learns_hyperparameters:
             kernel, likelihood = ravel_pytree(self._hyperparameters)[1](jnp.exp(phi[self._num_auxiliary :]))
-        return Inducing.at(kernel, inducing.astype(phi.dtype), self.jitter), likelihood
+        return Inducing.at(kernel, inducing.astype(phi.dtype), self.jitter, self._unit(likelihood)), likelihood
+
+    def _unit(self, likelihood: Likelihood) -> Any:
+        return likelihood.noise_precision if self.follows_noise and isinstance(likelihood, Noisy) else 1.0
 
     def no_factor(self) -> Any:
         return self.form.none(*self.inducing.shape, 1)
 
     def coordinates(self, conditional: Any, data: Data) -> PyTree:
-        return self.form.start(conditional, self.likelihood, data)
+        return self.form.start(conditional, self.likelihood, self._unit(self.likelihood), data)
 
     def conditional(self, coordinates: PyTree) -> Any:
         return self.form.factor(coordinates)
@@ -107,6 +112,10 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         everybody = inducing.with_factor(others, conditional)
         mean, variance = inducing.marginals(everybody, x)
         return jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y) - everybody.kl(others)
+
+    def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
+        inducing, _ = self.at(phi)
+        return inducing.with_factor(inducing.values(cavity), conditional).kl(inducing.values(before))
 
     def improved(
         self, phi: Float[Array, " d"], cavity: Any, coordinates: PyTree, data: Data, rate: Float[Array, ""]
@@ -141,8 +150,9 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         """Mean and standard deviation of every inducing input [m, d]."""
         if not self.learns_inducing:
             return np.asarray(self.inducing), np.zeros(self.inducing.shape)
-        mean, variance = (np.asarray(part)[: self._num_auxiliary] for part in (posterior.shared.mean, posterior.shared.variance))
-        return mean.reshape(self.inducing.shape), np.sqrt(variance).reshape(self.inducing.shape)
+        shared, shape = posterior.shared, self.inducing.shape
+        mean, variance = (np.asarray(part)[: self._num_auxiliary] for part in (shared.mean, shared.variance))
+        return mean.reshape(shape), np.sqrt(variance).reshape(shape)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -159,7 +169,9 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        return (f"{len(self.inducing)} inducing inputs; {float(self.jitter):.0e} of the mean variance is added to K_ZZ",)
+        return (
+            f"{len(self.inducing)} inducing inputs; {float(self.jitter):.0e} of the mean variance is added to K_ZZ",
+        )
 
 
 @eqx.filter_jit
@@ -187,6 +199,7 @@ def sparse_gp(
     learns_hyperparameters: bool = True,
     inducing_prior: tuple[Any, Any] = (0.0, 1.0),
     hyperparameter_prior: tuple[Any, Any] = (0.0, 1.0),
+    follows_noise: bool = True,
     jitter: float = JITTER,
     seed: int = 0,
 ) -> SparseGP:
@@ -204,6 +217,7 @@ def sparse_gp(
         learns_hyperparameters: False keeps kernel and likelihood as they are.
         inducing_prior: mean and standard deviation of each inducing input.
         hyperparameter_prior: those of the log of each hyperparameter.
+        follows_noise: S is a multiple of the noise's variance (`models/inducing.py` says why); False is the paper's.
         jitter: on the diagonal of K_ZZ, relative to its mean.
         seed: of the first inducing inputs.
 
@@ -244,5 +258,6 @@ def sparse_gp(
         features=names,
         learns_inducing=learns_inducing,
         learns_hyperparameters=learns_hyperparameters,
+        follows_noise=follows_noise,
         jitter=jnp.asarray(jitter, float),
     )

@@ -60,7 +60,7 @@ class SharedProblem(eqx.Module):
 
 
 class Coordinates(eqx.Module):
-    """What descent changes: q(phi) by its mean and log of what the factor adds to the precision; and the factor's own."""
+    """What descent changes: the mean of q(phi), the log of the precision that the factor adds, its own coordinates."""
 
     mean: Float[Array, " d"]
     log_gain: Float[Array, " d"]
