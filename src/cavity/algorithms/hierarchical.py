@@ -92,6 +92,9 @@ class HierarchicalPVI(RowAlgorithm):
         )
         return Answer(factor, report), local
 
+    def remark_on(self, delta: Hierarchical, data: Data) -> str | None:
+        return self.model.remark_on(delta.conditional, data)
+
     def merge(self, row: Hierarchical, delta: Hierarchical, exponent: Any) -> Hierarchical:
         return row.towards(delta, exponent)
 

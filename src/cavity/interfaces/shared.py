@@ -55,5 +55,9 @@ class SharedModel(Model):
         """The coordinates after a step of this rate to what is optimal given phi, where that has a closed form."""
         return coordinates
 
+    def remark_on(self, conditional: Any, data: Data) -> str | None:
+        """What a client's owner should know of its factor before it leaves."""
+        return None
+
     def log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         raise UnsuitableError(f"{type(self).__name__} knows its rows by a bound, and not by a likelihood of each")

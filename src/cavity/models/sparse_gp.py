@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from cavity.checks import numeric_matrix, numeric_vector
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
+from cavity.distributions.pseudo import PseudoObservations
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data, Likelihood, Noisy, PredictiveModel, ReportedModel
 from cavity.interfaces.shared import SharedModel
@@ -35,6 +36,7 @@ from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import Decoupled, FactorForm
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
 from cavity.models.inducing import Inducing, expected_log_prob
+from cavity.models.nearness import nearness
 
 JITTER = 1e-6
 
@@ -122,6 +124,12 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
     ) -> PyTree:
         inducing, likelihood = self.at(phi)
         return self.form.improved(inducing, cavity, coordinates, likelihood, data, rate)
+
+    def remark_on(self, conditional: Any, data: Data) -> str | None:
+        if not isinstance(conditional, PseudoObservations):
+            return None
+        x, y = (np.asarray(column)[: int(data.num_rows)] for column in data.batch)
+        return str(nearness(conditional, x, y))
 
     def prepare(self, batch: PyTree) -> tuple[np.ndarray, np.ndarray]:
         x, y = self.rows(batch)

@@ -92,6 +92,7 @@ class SharedDescent(Solver):
         batch_size: rows per step; None takes all.
         plateau: a convergence test; None takes all steps.
         first_gain: the precision that a factor starts with for phi, at its client's first visit.
+        point: phi is a point, and has no KL; for averaging.
     """
 
     has_long_steps: ClassVar[bool] = True
@@ -102,6 +103,7 @@ class SharedDescent(Solver):
     batch_size: int | None = eqx.field(static=True, default=None)
     plateau: Plateau | None = None
     first_gain: Float[Array, ""] = eqx.field(converter=as_number, default=100.0)
+    point: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         if not callable(self.optimiser):
@@ -130,11 +132,15 @@ class SharedDescent(Solver):
         self, key: PRNGKeyArray, problem: SharedProblem, coordinates: Coordinates, data: Data
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
         """Minus the local free energy, estimated at one sample of phi; and the sample."""
-        q, cavity = coordinates.shared(problem.cavity.shared), problem.cavity.shared
-        phi = q.reparameterise(jax.random.normal(key, q.mean.shape, q.mean.dtype))
-        bound = problem.model.bound(phi, problem.cavity.conditional, problem.model.conditional(coordinates.own), data)
-        weight = jnp.where(problem.model.is_auxiliary, problem.alpha.astype(phi.dtype), 1.0)
-        return jnp.sum(weight * _kl_terms(q, cavity)) - bound, phi
+        model, cavity = problem.model, problem.cavity
+        q = coordinates.shared(cavity.shared)
+        noise = jax.random.normal(key, q.mean.shape, q.mean.dtype)
+        phi = coordinates.mean if self.point else q.reparameterise(noise)
+        bound = model.bound(phi, cavity.conditional, model.conditional(coordinates.own), data)
+        if self.point:
+            return -bound, phi
+        weight = jnp.where(model.is_auxiliary, problem.alpha.astype(phi.dtype), 1.0)
+        return jnp.sum(weight * _kl_terms(q, cavity.shared)) - bound, phi
 
     def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
         batch_key, key = jax.random.split(key)
