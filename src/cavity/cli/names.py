@@ -25,6 +25,10 @@ REPRODUCE = {
     "fedgvi-heart": "cavity.experiments.fedgvi_heart:fedgvi_heart",
     "fedgvi-toys": "cavity.experiments.fedgvi_toys:fedgvi_toys",
     "fedep-toy": "cavity.experiments.fedep_toy:fedep_toy",
+    "sgp-synthetic": "cavity.experiments.sgp_synthetic:sgp_synthetic",
+    "sgp-uci": "cavity.experiments.sgp_uci:sgp_uci",
+    "sgp-weather": "cavity.experiments.sgp_weather:sgp_weather",
+    "sgp-banana": "cavity.experiments.sgp_banana:sgp_banana",
     "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",
     "sfvi-radon": "cavity.experiments.sfvi_radon:sfvi_radon",
     "sfvi-softmax": "cavity.experiments.sfvi_softmax:sfvi_softmax",
@@ -34,6 +38,7 @@ REPRODUCE = {
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
     "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
+    "gp": "cavity.experiments.bench_gp:bench_gp",
     "network": "cavity.experiments.bench_network:bench_network",
     "scale": "cavity.experiments.bench_scale:bench_scale",
 }
