@@ -12,10 +12,10 @@ from cavity.distributions.pseudo import PseudoObservations
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data
 from cavity.likelihoods import BernoulliProbit, PoissonLog, StudentT
-from cavity.models.central_gp import central_gp, collapsed_bound, exact_rows
 from cavity.models.factor_forms import Coupled, Decoupled, OwnRows
+from cavity.models.gaussian_process import sparse_gp
 from cavity.models.kernels import squared_exponential
-from cavity.models.sparse_gp import sparse_gp
+from cavity.models.pooled_process import central_gp, collapsed_bound, exact_rows
 from cavity.schedules import Sequential, Synchronous
 from cavity.server import Fixed
 from cavity.solvers.shared_descent import SharedDescent

@@ -19,9 +19,9 @@ import optax
 from cavity.algorithms.hierarchical import HierarchicalPVI
 from cavity.experiments.runner import Journal, Size
 from cavity.interfaces import Data
-from cavity.models.central_gp import collapsed_bound
 from cavity.models.factor_forms import Decoupled
-from cavity.models.sparse_gp import sparse_gp
+from cavity.models.gaussian_process import sparse_gp
+from cavity.models.pooled_process import collapsed_bound
 from cavity.solvers.shared_descent import SharedDescent
 from cavity.state import Brief
 
@@ -56,13 +56,14 @@ def steps(num_rows: int, num_inducing: int, num_pseudo: int, seed: int) -> tuple
     x = jnp.asarray(rng.normal(size=(num_rows, NUM_INPUTS)))
     y = jnp.sin(x[:, 0]) + 0.1 * jnp.asarray(rng.normal(size=num_rows))
     model = sparse_gp(NUM_INPUTS, num_inducing=num_inducing, form=Decoupled(num_pseudo), seed=seed)
-    algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam))
+    algorithm = HierarchicalPVI(model)
     data = Data((x, y), jnp.ones(num_rows), jnp.asarray(num_rows))
     empty = algorithm.empty_row()
     posterior = jax.tree.map(jnp.asarray, algorithm.rebuild(algorithm.prior, [empty] * NUM_CLIENTS))
     problem = algorithm.problem(Brief(posterior, empty), None, data)
-    state = algorithm.solver.init(problem)
-    local = eqx.filter_jit(algorithm.solver.step)
+    solver = SharedDescent(optax.adam)
+    state = solver.init(problem)
+    local = eqx.filter_jit(solver.step)
     gradient = eqx.filter_jit(eqx.filter_value_and_grad(lambda phi, model, x, y: collapsed_bound(model, phi, x, y)))
     phi, key = model.start, jax.random.key(seed)
     both = (lambda: local(key, problem, state), lambda: gradient(phi, model, x, y))

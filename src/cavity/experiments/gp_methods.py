@@ -20,9 +20,9 @@ import numpy as np
 from cavity.algorithms.hierarchical import HierarchicalPVI
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.interfaces import Likelihood
-from cavity.models.central_gp import central_gp
 from cavity.models.factor_forms import Coupled, Decoupled, FactorForm
-from cavity.models.sparse_gp import SparseGP, sparse_gp
+from cavity.models.gaussian_process import SparseGP, sparse_gp
+from cavity.models.pooled_process import central_gp
 from cavity.results import Fit, run
 from cavity.schedules import Sequential
 from cavity.solvers.annealed import annealed_adam

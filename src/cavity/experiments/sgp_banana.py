@@ -16,7 +16,7 @@ from cavity.data import partition, sources
 from cavity.experiments.gp_methods import DPO, POOLED, Rows, Setting, federated, model_of, pooled
 from cavity.experiments.runner import Journal, Size
 from cavity.likelihoods import BernoulliProbit
-from cavity.models.sparse_gp import SparseGP
+from cavity.models.gaussian_process import SparseGP
 
 CLIENTS, HELD_OUT = 5, 0.2
 BAR = 1.0  # points of error

@@ -176,5 +176,5 @@ class SharedDescent(Solver):
 
 def _kl_terms(q: DiagonalGaussian, p: DiagonalGaussian) -> Float[Array, " d"]:
     """KL(q : p) of each entry."""
-    excess = p.precision / q.precision - 1.0
+    excess = jnp.asarray(p.precision) / q.precision - 1.0
     return 0.5 * (excess - jnp.log1p(excess) + p.precision * (q.mean - p.mean) ** 2)

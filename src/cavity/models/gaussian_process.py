@@ -36,7 +36,7 @@ from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import Decoupled, FactorForm
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
 from cavity.models.inducing import Inducing, expected_log_prob
-from cavity.models.nearness import nearness
+from cavity.models.nearness import nearness_to_rows
 
 JITTER = 1e-6
 
@@ -99,7 +99,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         return likelihood.noise_precision if self.follows_noise and isinstance(likelihood, Noisy) else 1.0
 
     def no_factor(self) -> Any:
-        return self.form.none(*self.inducing.shape, 1)
+        return self.form.none(len(self.inducing), len(self.features), groups=1)
 
     def coordinates(self, conditional: Any, data: Data) -> PyTree:
         return self.form.start(conditional, self.likelihood, self._unit(self.likelihood), data)
@@ -129,7 +129,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         if not isinstance(conditional, PseudoObservations):
             return None
         x, y = (np.asarray(column)[: int(data.num_rows)] for column in data.batch)
-        return str(nearness(conditional, x, y))
+        return str(nearness_to_rows(conditional, x, y))
 
     def prepare(self, batch: PyTree) -> tuple[np.ndarray, np.ndarray]:
         x, y = self.rows(batch)
@@ -256,7 +256,7 @@ def sparse_gp(
         wide = [jnp.broadcast_to(jnp.asarray(number, float), size).ravel() for number in (mean, sd)]
         blocks.append(wide if learned else [jnp.zeros(0), jnp.zeros(0)])
     means, sds = (jnp.concatenate(parts) for parts in zip(*blocks, strict=True))
-    prior = Hierarchical(DiagonalGaussian.from_moments(means, sds**2), form.none(*inducing.shape, 0))
+    prior = Hierarchical(DiagonalGaussian.from_moments(means, sds**2), form.none(len(inducing), len(names), groups=0))
     return SparseGP(
         prior=prior,
         kernel=kernel,

@@ -24,7 +24,7 @@ from cavity.distributions.pseudo import PseudoObservations
 from cavity.interfaces import Data
 from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import OwnRows
-from cavity.models.sparse_gp import SparseGP
+from cavity.models.gaussian_process import SparseGP
 
 CERTAIN = 1e14  # the precision of a point, in q(phi)
 NATURAL_RATE, STEP_SIZE = 0.3, 1e-2
