@@ -61,7 +61,7 @@ class InducingAverage(RowAlgorithm):
     num_rows: Float[Array, ""]
     damping: Damping
 
-    def __init__(self, model: SharedModel, num_rows: float, *, solver: SharedDescent | None = None):
+    def __init__(self, model: SharedModel, num_rows: float | int, *, solver: SharedDescent | None = None):
         import optax
 
         self.model = model
