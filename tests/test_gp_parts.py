@@ -194,7 +194,7 @@ def test_any_model_that_shares_variational_parameters(auxiliary, alpha):
     precision = 0.25 + power * len(everything)
     mean = (0.25 + power * everything.sum()) / precision
     assert float(fit.posterior.shared.precision[0]) == pytest.approx(precision, rel=0.03)
-    assert float(fit.posterior.shared.mean[0]) == pytest.approx(mean, abs=0.25 / np.sqrt(precision))  # a quarter of a standard deviation
+    assert float(fit.posterior.shared.mean[0]) == pytest.approx(mean, abs=0.25 / np.sqrt(precision))
 
 
 def test_the_page_runs():
