@@ -24,7 +24,7 @@ from cavity.plots.style import axes_or_new, colour, figure_of, marker
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = ("boston", "concrete", "energy", "wine", "yacht")
+SMALL = ("boston", "concrete", "energy", "wine_red", "yacht")
 LARGE = ("kin8nm", "naval", "power", "protein")
 BAR = 0.05  # nats from pooled
 
