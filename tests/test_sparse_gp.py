@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import cavity
+from cavity import ledger
 from cavity.algorithms.hierarchical import HierarchicalPVI
 from cavity.distributions.pseudo import PseudoObservations
 from cavity.errors import CavityError, DataError
@@ -165,7 +166,7 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     """Inducing inputs and hyperparameters too: near to pooling, and every factor of non-negative precision."""
     model = sparse_gp(1, num_inducing=10, form=Decoupled(12), seed=3)
     clients = split(13, 27)
-    fit = in_turn(model, clients, steps=300, rounds=3, alpha=0.5)
+    fit = in_turn(model, clients, steps=200, rounds=2, alpha=0.5)
     for row in fit.server.rows.values():
         assert (np.asarray(row.shared.precision) >= 0).all()
     rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))
@@ -180,7 +181,7 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     assert abs(noise.mean - np.log(gp.NOISE)) < 0.5
     centre, spread = model.inducing_inputs(fit.posterior)
     assert centre.shape == spread.shape == (10, 1)
-    without = fit.withdraw("client 1", rounds=1)
+    without = ledger.withdraw(fit.algorithm, fit.server, "client 1")
     assert without.posterior.conditional.inputs.shape[0] == 2
 
 
@@ -232,3 +233,30 @@ def test_repeated_inputs_and_constant_columns_work():
     model = sparse_gp(2, inducing=np.zeros((6, 2)), form=Decoupled(8))
     fit = in_turn(model, {"a": (x[::2], y[::2]), "b": (x[1::2], y[1::2])}, steps=30)
     assert np.isfinite(fit.predict(x).log_prob(y)).all()
+
+
+def test_a_fit_is_saved_and_goes_on(tmp_path):
+    model = gp.fixed(Z, OwnRows(20), jitter=1e-6)
+    algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
+    clients = split(13, 27)
+    fit = cavity.run(algorithm, clients, schedule=Sequential(), rounds=1)
+    fit.save(tmp_path / "fit.npz")
+    loaded = cavity.load(tmp_path / "fit.npz", algorithm=algorithm, schedule=Sequential(), clients=clients)
+    for mine, theirs in zip(jax.tree.leaves(loaded.posterior), jax.tree.leaves(fit.posterior), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    more = [each.refine(1).posterior for each in (loaded, fit)]
+    for mine, theirs in zip(*map(jax.tree.leaves, more), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_late_clients_and_long_length_scales():
+    """A kernel matrix of rank one but for its jitter; and a client that joins has a place in the union."""
+    model = sparse_gp(1, kernel=squared_exponential(1, 1e3), inducing=Z, form=OwnRows(20), learns_inducing=False)
+    clients = split(13, 27)
+    late = clients.pop("client 2")
+    fit = in_turn(model, clients, steps=5)
+    joined = fit.join("client 2", late, rounds=1)
+    assert joined.posterior.conditional.inputs.shape == (3, 20, 1)
+    assert np.isfinite(joined.predict(X).f_variance).all()
+    with pytest.raises(CavityError, match="jitter"):
+        sparse_gp(1, jitter=-1.0)

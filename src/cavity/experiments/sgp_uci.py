@@ -101,7 +101,7 @@ def _differences(journal: Journal, scores: Mapping[Any, Any], names: Sequence[st
 def _judge(journal: Journal, differences: Mapping[tuple[str, str], float], names: Sequence[str], judged: bool) -> None:
     worst = min(differences[name, CPO] for name in names)
     journal.check("sgp-5a DPO - CPO, the worst set, nats", worst, ">= 0", worst >= 0 if judged else None)
-    near = sum(differences[name, POOLED] >= -BAR for name in names)
+    near = float(sum(differences[name, POOLED] >= -BAR for name in names))
     needed = len(names) - 1
     bar = f">= {needed} of {len(names)}"
     journal.check(

@@ -32,6 +32,7 @@ from cavity.distributions.pseudo import PseudoObservations
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data, Likelihood, Noisy, PredictiveModel, ReportedModel
 from cavity.interfaces.shared import SharedModel
+from cavity.leaves import require
 from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import Decoupled, FactorForm
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
@@ -236,6 +237,7 @@ def sparse_gp(
     names = tuple(f"x{j + 1}" for j in range(features)) if isinstance(features, int) else tuple(features)
     if not names:
         raise CavityError("a Gaussian process needs at least one input")
+    require(jitter, lambda jitter: jitter >= 0, "the jitter must not be negative")
     kernel = squared_exponential(len(names)) if kernel is None else kernel
     likelihood = GaussianNoise(0.3) if likelihood is None else likelihood
     if likelihood.num_predictors != 1:
