@@ -33,6 +33,7 @@ REPRODUCE = {
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
+    "fedep": "cavity.experiments.bench_fedep:bench_fedep",
     "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
     "network": "cavity.experiments.bench_network:bench_network",
     "scale": "cavity.experiments.bench_scale:bench_scale",
