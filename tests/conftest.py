@@ -18,6 +18,14 @@ jax.config.update("jax_enable_x64", True)
 MAPS, MANY_MAPS = Path("/proc/self/maps"), 20_000
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks():
+    """What a power cut would lose no test can see; that files are synced, and when, is tested by who calls this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick_to_compile():
     """For modules whose slow tests, too, run many small programs."""
