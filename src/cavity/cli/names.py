@@ -37,6 +37,7 @@ REPRODUCE = {
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
+    "fedep": "cavity.experiments.bench_fedep:bench_fedep",
     "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
     "gp": "cavity.experiments.bench_gp:bench_gp",
     "network": "cavity.experiments.bench_network:bench_network",
