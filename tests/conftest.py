@@ -7,12 +7,25 @@ import gc
 import os
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; it is read when JAX loads LAPACK
+
 import jax
 import pytest
 
+# XLA reads this when it starts its first device. Without the newer emitters of fusions, and with the code of a program
+# in one piece, compilation takes a third of the time.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 jax.config.update("jax_enable_x64", True)
 
 MAPS, MANY_MAPS = Path("/proc/self/maps"), 20_000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks():
+    """What a power cut would lose no test can see; that files are synced, and when, is tested by who calls this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="module")

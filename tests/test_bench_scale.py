@@ -21,7 +21,8 @@ def method():
 
 
 def source(num_clients):
-    return Generated(num_clients, [30, 7, 60, 12] * (num_clients // 4), scale_run.texts(40, 10), seed=1)
+    """Two lengths once they are padded: each is a program of its own."""
+    return Generated(num_clients, [30, 7, 17, 5] * (num_clients // 4), scale_run.texts(40, 10), seed=1)
 
 
 def test_made_texts_suit_the_model(method):
@@ -51,9 +52,13 @@ def test_large_answers_are_combined_as_small_ones(method, monkeypatch):
     assert large.posterior.precision_mean.dtype == np.float64
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_to_compile")
 def test_the_quick_form(command, tmp_path):
     code, out, err = command("bench", "scale", "--quick", "--json", "--out", str(tmp_path))
     assert code == 0, err
+    assert "round 2 of at most 2, 10 of 10 clients" in err
+    assert "clients/s, at most 0:00 left" in err
     report = json.loads(out)
     rows = report["results"]["scale"]
     assert [row["clients"] for row in rows] == [100, 20_000]

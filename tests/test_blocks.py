@@ -301,7 +301,7 @@ def test_two_devices():
     root = Path(__file__).parents[1]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)]),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
     }

@@ -45,6 +45,7 @@ def fastest(*programs: str, repeats: int = 5) -> list[float]:
     return [min(column) for column in zip(*rounds, strict=True)]
 
 
+@pytest.mark.slow  # by the time that many new processes take
 def test_importing_takes_little_longer_than_jax():
     jax, cavity, everything = fastest("import jax", "import cavity", EVERYTHING)
     assert cavity <= 1.3 * jax

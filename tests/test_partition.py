@@ -218,6 +218,67 @@ def test_k_means_refuses():
         partition.k_means(rng, np.array([[1.0], [1.0], [2.0]]), 3)
 
 
+@given(seeds, st.integers(1, 12), st.integers(12, 80))
+def test_along_component(seed, num_clients, num_rows):
+    features = np.random.default_rng(seed).normal(size=(num_rows, 3))
+    parts = partition.along_component(features, num_clients)
+    check_partition(parts, num_rows, num_clients)
+    assert np.ptp(sizes(parts)) <= 1
+
+
+def test_along_component_orders_by_what_the_columns_share():
+    # Two columns agree, on small scales; one is noise on a large scale, and one is constant, of which the
+    # computed deviation is not 0.
+    rng = np.random.default_rng(0)
+    shared = rng.normal(size=60)
+    features = np.column_stack([1e4 * rng.uniform(size=60), 1e-3 * shared, 1e-6 * shared, np.full(60, 0.1)])
+    assert features[:, 3].std() > 0
+    parts = partition.along_component(features, 4)
+    means = [shared[rows].mean() for rows in parts.values()]
+    assert means == sorted(means)  # upwards: the largest weight is positive
+    assert np.all(np.diff(means) > 0.5)
+    np.testing.assert_equal(partition.along_component(features * [1, 7, 1, 1], 4), parts)
+
+
+@given(seeds, st.integers(1, 12), st.integers(12, 80))
+def test_by_blocks(seed, num_clients, num_rows):
+    places = np.random.default_rng(seed).normal(size=(num_rows, 2))
+    parts = partition.by_blocks(places, num_clients)
+    check_partition(parts, num_rows, num_clients)
+    # A cut rounds to half a row, and passes on at most two thirds of what was rounded before.
+    assert np.all(np.abs(sizes(parts) - num_rows / num_clients) <= 1.5)
+
+
+@given(seeds, st.integers(1, 9))
+def test_rows_at_one_place_stay_together(seed, num_clients):
+    places = np.array([[i, j] for i in range(3) for j in range(3)], float)
+    rows = np.random.default_rng(seed).permutation(np.r_[np.arange(9), np.random.default_rng(seed).integers(0, 9, 40)])
+    parts = partition.by_blocks(places[rows], num_clients)
+    check_partition(parts, 49, num_clients)
+    seen = [set(rows[part].tolist()) for part in parts.values()]
+    assert sum(map(len, seen)) == 9
+
+
+def test_blocks_are_cut_across_their_longest_side():
+    # Two towns far apart; the western one is long from south to north, the eastern one from west to east.
+    places = np.array([[0, 0], [50, 0], [0, 1], [53, 0], [0, 9], [50, 1], [1, 10], [53, 1]], float)
+    parts = partition.by_blocks(places, 4)
+    assert [rows.tolist() for rows in parts.values()] == [[0, 2], [4, 6], [1, 5], [3, 7]]
+    three = partition.by_blocks(np.arange(9.0)[:, None], 3)
+    assert [rows.tolist() for rows in three.values()] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_blocks_refuse():
+    with pytest.raises(ValueError, match=r"\[1, 2\], the number of distinct places; it is 3"):
+        partition.by_blocks(np.array([[1.0, 2], [1, 2], [0, 2]]), 3)
+    with pytest.raises(ValueError, match="1 missing or infinite"):
+        partition.by_blocks(np.array([[1.0, np.nan], [1, 2]]), 1)
+    with pytest.raises(ValueError, match=r"shape \[n, p\]"):
+        partition.by_blocks(np.arange(3.0), 1)
+    with pytest.raises(ValueError, match=r"\[1, 2\], the number of rows"):
+        partition.along_component(np.eye(2), 3)
+
+
 def test_by_column():
     parts = partition.by_column(np.array([10, 9, 10, 2]))
     assert list(parts) == ["10", "2", "9"]

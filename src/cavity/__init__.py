@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         study,
         taken_out,
     )
-    from cavity.algorithms import PVI, SFVI, FedAvg, FedEP, FedGVI, FedPA, FedSEP, SFVIAvg
+    from cavity.algorithms import PVI, SFVI, FedAvg, FedEP, FedGVI, FedPA, FedSEP, HierarchicalPVI, SFVIAvg
     from cavity.comparison import compare
     from cavity.data.clients import Weighted
     from cavity.diagnostics import kl
@@ -57,6 +57,7 @@ __all__ = [
     "FedPA",
     "FedSEP",
     "Fit",
+    "HierarchicalPVI",
     "SFVIAvg",
     "Weighted",
     "choose",
@@ -86,6 +87,7 @@ _HOME = {
     "FedGVI": "cavity.algorithms",
     "FedPA": "cavity.algorithms",
     "FedSEP": "cavity.algorithms",
+    "HierarchicalPVI": "cavity.algorithms",
     "SFVI": "cavity.algorithms",
     "SFVIAvg": "cavity.algorithms",
     "CavityError": "cavity.errors",

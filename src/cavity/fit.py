@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from cavity import diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
 from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.hierarchical import Hierarchical
 from cavity.distributions.point import PointMass
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
@@ -29,6 +30,7 @@ from cavity.interfaces import (
     ReportedModel,
     Schedule,
 )
+from cavity.models.function_prediction import FunctionPrediction
 from cavity.models.globals_only import GlobalsOnly
 from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
@@ -256,7 +258,9 @@ class Fit:
             remarks += self.algorithm.model.remarks
         return tuple(remarks)
 
-    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0, point: bool = False) -> Prediction:
+    def predict(
+        self, x: PyTree, *, num_draws: int | None = None, seed: int = 0, point: bool = False
+    ) -> Prediction | FunctionPrediction:
         """The expected outcome at new rows, with its posterior sd and 90 % interval.
 
         Args:
@@ -278,7 +282,7 @@ class Fit:
             unit = DiagonalGaussian(posterior.location, jax.numpy.ones_like(posterior.location))
             posterior, point = model.prior.with_moments_of(unit), True
         if point:
-            posterior, num_draws = posterior**POINT, None if isinstance(model, LinearModel) else 1
+            posterior, num_draws = _concentrated(posterior), None if isinstance(model, LinearModel) else 1
         return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
 
     def refine(
@@ -440,3 +444,10 @@ class Fit:
         if self.clients is None:
             raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
         return self.clients
+
+
+def _concentrated(posterior: Any) -> Any:
+    """At the mean of what is shared; what depends on it stays as wide as it is."""
+    if isinstance(posterior, Hierarchical):
+        return replace(posterior, shared=posterior.shared**POINT)
+    return posterior**POINT

@@ -27,9 +27,9 @@ from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.engines.drive import numbers_as_leaves
 from cavity.engines.stacks import buckets, device_mesh
-from cavity.errors import CavityError
+from cavity.errors import CavityError, UnsuitableError
 from cavity.evidence import NO_EVIDENCE
-from cavity.interfaces import Algorithm, Data
+from cavity.interfaces import Algorithm, Data, Distribution
 
 FEWEST_DRAWS = 25  # of which the largest fifth can be fitted
 GOOD = 0.5  # k below which the weights have a finite variance
@@ -87,6 +87,10 @@ def importance_weights(
     algorithm: Algorithm, prior: Any, posterior: Any, chunks: Iterable[Mapping[str, Data]], num_draws: int, seed: int
 ) -> ImportanceWeights:
     """The weights of draws that all clients see; in double precision. Clients' rows may come in chunks."""
+    if not isinstance(posterior, Distribution):
+        raise UnsuitableError(
+            f"importance weights need draws of theta, which a {type(posterior).__name__} does not give"
+        )
     with jax.enable_x64(True):
         prior, posterior = jax.tree.map(jnp.asarray, ledger.to_host((prior, posterior)))
         draws = posterior.sample(jax.random.key(seed), (num_draws,))

@@ -101,12 +101,19 @@ def open_ledger(
         version=0,
         seed=seed,
         prior=prior,
-        posterior=prior,
+        posterior=_with_places(algorithm, prior, prior, rows),
         rows=rows,
         clients=Clients.new(names),
         method=algorithm.initial_method(len(names)),
         held_by_clients=held_by_clients,
     )
+
+
+def _with_places(algorithm: Algorithm, prior: PyTree, posterior: PyTree, rows: dict[str, PyTree]) -> PyTree:
+    """The posterior with its empty rows: they do not change a product, but a union has a place for each."""
+    if not rows or getattr(algorithm, "rows_multiply", True):
+        return posterior
+    return algorithm.rebuild(prior, list(rows.values()))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> tuple[ServerState, list[Message]]:
@@ -338,7 +345,8 @@ def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
     rows, empty = server.rows, to_host(algorithm.empty_row())
     if empty is not None and not server.held_by_clients:
         rows = rows | {name: empty}
-    return replace(server, rows=rows, clients=server.clients | {name: NEW_CLIENT})
+    posterior = _with_places(algorithm, server.prior, server.posterior, rows)
+    return replace(server, posterior=posterior, rows=rows, clients=server.clients | {name: NEW_CLIENT})
 
 
 def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:

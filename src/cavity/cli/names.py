@@ -27,6 +27,10 @@ REPRODUCE = {
     "fedep-toy": "cavity.experiments.fedep_toy:fedep_toy",
     "fedep-images": "cavity.experiments.fedep_images:fedep_images",
     "fedep-omniglot": "cavity.experiments.fedep_omniglot:fedep_omniglot",
+    "sgp-synthetic": "cavity.experiments.sgp_synthetic:sgp_synthetic",
+    "sgp-uci": "cavity.experiments.sgp_uci:sgp_uci",
+    "sgp-weather": "cavity.experiments.sgp_weather:sgp_weather",
+    "sgp-banana": "cavity.experiments.sgp_banana:sgp_banana",
     "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",
     "sfvi-radon": "cavity.experiments.sfvi_radon:sfvi_radon",
     "sfvi-softmax": "cavity.experiments.sfvi_softmax:sfvi_softmax",
@@ -35,7 +39,9 @@ REPRODUCE = {
 }
 BENCH = {
     "core": "cavity.experiments.bench_core:bench_core",
+    "fedep": "cavity.experiments.bench_fedep:bench_fedep",
     "fedgvi": "cavity.experiments.bench_fedgvi:bench_fedgvi",
+    "gp": "cavity.experiments.bench_gp:bench_gp",
     "network": "cavity.experiments.bench_network:bench_network",
     "scale": "cavity.experiments.bench_scale:bench_scale",
 }

@@ -21,7 +21,12 @@ MANY_COLUMNS = 6  # in a table with more, headings are stacked
 
 
 def start_jax() -> None:
-    """Double precision, and one host device per core; before JAX computes anything."""
+    """Double precision, and one host device per core; before JAX computes anything.
+
+    Devices are what shares out the cores. The linear algebra of each starts no threads of its own: for matrices of a
+    hundred rows they cost far more than they save, twenty-five times as much on a busy machine.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import jax
 
     jax.config.update("jax_enable_x64", True)

@@ -175,18 +175,69 @@ def k_means(rng: np.random.Generator, features: np.ndarray, num_clients: int) ->
     """
     from sklearn.cluster import KMeans
 
-    features = np.asarray(features, dtype=np.float64)
-    if features.ndim != 2:
-        raise ValueError(f"features must have shape [n, p]; they have {features.shape}")
-    if num_bad := np.sum(~np.isfinite(features)):
-        raise ValueError(f"features have {num_bad} missing or infinite values; drop or impute them first")
+    features = _features(features)
     _check_num_clients(num_clients, len(np.unique(features, axis=0)), rows="distinct rows")
-    scale = features.std(axis=0)
-    standardised = (features - features.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
+    standardised = _standardised(features)
     seed = int(rng.integers(2**31))
     clusters = KMeans(num_clients, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
     nearest = clusters.fit_predict(standardised)
     return _named([np.flatnonzero(nearest == i) for i in range(num_clients)])
+
+
+def along_component(features: np.ndarray, num_clients: int) -> Partition:
+    """Rows in the order of the first principal component of the standardised features [n, p], cut into equal parts.
+
+    The inhomogeneous counterpart of `homogeneous`: sizes differ by one row at most, and each client sees its own
+    stretch of the inputs. Nothing is random. The component points to where its largest weight is positive.
+
+    Example:
+        >>> features = np.array([[0.0, 1.0], [3.0, 7.0], [1.0, 3.0], [2.0, 5.0]])
+        >>> {name: rows.tolist() for name, rows in along_component(features, num_clients=2).items()}
+        {'client-00': [0, 2], 'client-01': [1, 3]}
+    """
+    features = _features(features)
+    _check_num_clients(num_clients, len(features))
+    standardised = _standardised(features)
+    _, vectors = np.linalg.eigh(standardised.T @ standardised)  # ascending
+    component = vectors[:, -1] * np.sign(vectors[np.argmax(np.abs(vectors[:, -1])), -1])
+    order = np.argsort(standardised @ component, kind="stable")
+    return _named(np.array_split(order, num_clients))
+
+
+def by_blocks(places: np.ndarray, num_clients: int) -> Partition:
+    """Clients as blocks of neighbouring places [n, d], such as longitude and latitude, by repeated cuts in two.
+
+    A block for m clients is cut across its longest side, in the units of `places`, where the rows on either side
+    are nearest in the ratio of floor(m / 2) to ceil(m / 2), so sizes are about n / num_clients. Rows at one place
+    stay together. Nothing is random.
+
+    Example:
+        >>> places = np.array([[0.0, 0.0], [9.0, 0.0], [1.0, 0.0], [8.0, 3.0], [0.0, 0.0], [9.0, 1.0]])
+        >>> {name: rows.tolist() for name, rows in by_blocks(places, num_clients=2).items()}
+        {'client-00': [0, 2, 4], 'client-01': [1, 3, 5]}
+    """
+    distinct, codes, counts = np.unique(_features(places), axis=0, return_inverse=True, return_counts=True)
+    _check_num_clients(num_clients, len(distinct), rows="distinct places")
+    blocks = _cut(np.arange(len(distinct)), num_clients, distinct, counts)
+    return _named([np.flatnonzero(np.isin(codes.ravel(), block)) for block in blocks])
+
+
+def _cut(members: np.ndarray, num_blocks: int, places: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Blocks of `members`, indices of places, of which each stands for some rows."""
+    if num_blocks == 1:
+        return [members]
+    longest = np.argmax(np.ptp(places[members], axis=0))
+    members = members[np.argsort(places[members, longest], kind="stable")]
+    few = num_blocks // 2
+    rows_before = np.cumsum(counts[members])
+    # every block needs a place of its own, on both sides
+    ends = np.arange(few, len(members) - (num_blocks - few) + 1)
+    wanted = rows_before[-1] * few / num_blocks
+    end = ends[np.argmin(np.abs(rows_before[ends - 1] - wanted))]
+    return [
+        *_cut(members[:end], few, places, counts),
+        *_cut(members[end:], num_blocks - few, places, counts),
+    ]
 
 
 def by_column(values: Sequence[Any] | np.ndarray) -> Partition:
@@ -234,6 +285,21 @@ def _one_dimensional(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     if array.ndim != 1:
         raise ValueError(f"one value a row is needed, of shape [n]; the shape is {array.shape}")
     return array
+
+
+def _features(values: np.ndarray) -> np.ndarray:
+    features = np.asarray(values, dtype=np.float64)
+    if features.ndim != 2:
+        raise ValueError(f"features must have shape [n, p]; they have {features.shape}")
+    if num_bad := np.sum(~np.isfinite(features)):
+        raise ValueError(f"features have {num_bad} missing or infinite values; drop or impute them first")
+    return features
+
+
+def _standardised(features: np.ndarray) -> np.ndarray:
+    """Columns with mean 0 and variance 1, and of 0 where they are constant."""
+    varies = np.ptp(features, axis=0) > 0
+    return np.where(varies, features - features.mean(axis=0), 0.0) / np.where(varies, features.std(axis=0), 1.0)
 
 
 def _positive(labels: np.ndarray) -> np.ndarray:

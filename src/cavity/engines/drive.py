@@ -189,7 +189,7 @@ def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[An
         (work.briefs.posterior, len(work.keys)) if work.common is None else (work.common.posterior, 1)
     )
     size = sum(np.size(leaf) // num_copies for leaf in jax.tree.leaves(posterior))
-    run = run_as_steps if size >= LARGE else run_as_loop
+    run = run_as_steps if size >= LARGE or algorithm.solver.has_long_steps else run_as_loop
     return run(algorithm, work, mesh)
 
 

@@ -161,6 +161,8 @@ class Worker:
         half = self._half(letter.run, letter.body.get("setting"))
         message = check_message(half.algorithm, letter.body.get("message"), self._site.name)
         reply = self._answered(letter.run, message)
+        if remark := half.algorithm.remark_on(reply.answer.delta, half.data):
+            self._say(f"about to be sent: {remark}")
         what = "searching for a start" if letter.body["setting"].scouting else "answered"
         self._say(f"{what}: version {message.version}, residual {float(np.asarray(reply.answer.report.residual)):.1e}")
         return Kind.REPLY, {"reply": reply}, {"version": message.version, "sequence": message.sequence}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable
 
 from cavity.errors import CavityError
 from cavity.experiments import scale_run
@@ -35,7 +37,7 @@ def bench_scale(journal: Journal, size: Size, seed: int) -> None:
     found = {}
     for num_clients in (few, many):
         journal.say(f"{rounds} rounds with {scale_run.CLIENTS_PER_ROUND} of {num_clients:,} clients, twice")
-        found[num_clients] = _in_own_process(num_clients, num_words, num_tags, rounds, seed)
+        found[num_clients] = _in_own_process(journal.say, num_clients, num_words, num_tags, rounds, seed)
         journal.row("scale", **found[num_clients])
     start, share = found[many]["start_seconds"], found[many]["compute_share"]
     ratio = found[many]["megabytes"] / found[few]["megabytes"]
@@ -47,9 +49,17 @@ def bench_scale(journal: Journal, size: Size, seed: int) -> None:
         journal.check(name, value, bar, None if quick else holds)
 
 
-def _in_own_process(*numbers: int) -> dict[str, float | int]:
+def _in_own_process(say: Callable[[str], None], *numbers: int) -> dict[str, float | int]:
+    """What `scale_run` measures; it says on stderr how far it is, and how fast."""
     command = [sys.executable, "-m", "cavity.experiments.scale_run", *map(str, numbers)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    if finished.returncode != 0:
-        raise CavityError(f"the rounds with {numbers[0]:,} clients fail: {finished.stderr.strip()[-300:]}")
-    return json.loads(finished.stdout)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = deque(maxlen=5)
+        for line in process.stderr:
+            said.append(line)
+            say(line.rstrip())
+        found = process.stdout.read()
+    if process.returncode != 0:
+        raise CavityError(f"the rounds with {numbers[0]:,} clients fail: {''.join(said).strip()[-300:]}")
+    return json.loads(found)

@@ -4,7 +4,7 @@
 
 prints JSON: the seconds until the first round can begin, the megabytes that rounds take beyond what the process held
 before them, at their peak, clients per second, and the share of the rounds' time in the clients' compiled halves. The
-same rounds are run twice, and timed the second time, when nothing is left to compile.
+same rounds are run twice, and timed the second time, when nothing is left to compile. On stderr it says how far it is.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def measure(num_clients: int, num_words: int, num_tags: int, rounds: int, seed: 
     start = cavity.run(method, source, schedule=SampledCount(CLIENTS_PER_ROUND), rounds=0, seed=seed)
     start_seconds = perf_counter() - began
     before = peak_megabytes(from_here=True)
-    first = start.refine(rounds, tolerance=0.0).history[-1]
+    first = start.refine(rounds, tolerance=0.0, progress=True).history[-1]
     megabytes = peak_megabytes() - before
-    again = start.refine(rounds, tolerance=0.0).history[-1]
+    again = start.refine(rounds, tolerance=0.0, progress=True).history[-1]
     return {
         "clients": num_clients,
         "start_seconds": start_seconds,

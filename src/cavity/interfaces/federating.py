@@ -85,6 +85,10 @@ class Algorithm(eqx.Module):
     def shared(self, server: ServerState) -> PyTree:
         """What a message carries besides posterior and row; None for most methods."""
 
+    def remark_on(self, delta: PyTree, data: Data) -> str | None:
+        """What a client's owner should know of an answer before it leaves; None for most methods."""
+        return None
+
     def free_energy(self, server: ServerState, posterior: Any) -> float:
         """The global bound at the posterior that the last round's clients answered, in nats; NaN if not known."""
         return float("nan")

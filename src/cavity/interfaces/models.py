@@ -72,6 +72,15 @@ class ClosedFormMean(Likelihood):
         """E[mean(f)] for the first predictor f_1 ~ N(mean, variance)."""
 
 
+class Noisy(Likelihood):
+    """A promise: outcomes scatter around the predictor with a scale of their own."""
+
+    @property
+    @abc.abstractmethod
+    def noise_precision(self) -> Any:
+        """One over the square of that scale."""
+
+
 class OutcomeDraws(Likelihood):
     """A promise: outcomes can be drawn from the likelihood, as the Fisher information asks."""
 

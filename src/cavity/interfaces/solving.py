@@ -115,6 +115,7 @@ class Solver(eqx.Module):
     """A client's inner problem, as a state machine that an engine drives."""
 
     unrolled: ClassVar[int | None] = None  # a number of steps that is known beforehand and so small that no loop pays
+    has_long_steps: ClassVar[bool] = False  # whether a step is so much work that starting it does not matter
     starts_anywhere: ClassVar[bool] = False  # whether an improper `start` will do, as under a flat prior
 
     @abc.abstractmethod

@@ -4,6 +4,7 @@ from cavity.likelihoods.bernoulli import BernoulliLogit, BernoulliProbit
 from cavity.likelihoods.categorical import CategoricalLogit, CategoricalSoftmax
 from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise, GaussianVector
 from cavity.likelihoods.poisson import PoissonLog
+from cavity.likelihoods.student_t import StudentT
 from cavity.likelihoods.tags import TagsLogit
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "GaussianUnknownNoise",
     "GaussianVector",
     "PoissonLog",
+    "StudentT",
     "TagsLogit",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, ExpectedPower, OutcomeDraws, PowerIntegral
+from cavity.interfaces import ClosedFormMean, ExpectedPower, Noisy, OutcomeDraws, PowerIntegral
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 
@@ -21,7 +21,7 @@ def _log_power_integral(log_sd: Any, power: Any) -> Any:
     return 0.5 * (1.0 - power) * (LOG_TWO_PI + 2.0 * log_sd) - 0.5 * jnp.log(power)
 
 
-class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws):
+class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws, Noisy):
     """y ~ N(f, noise_sd^2), the noise known."""
 
     noise_sd: Float[Array, ""] = eqx.field(converter=lambda sd: jnp.asarray(sd, float))
@@ -29,6 +29,10 @@ class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws):
     @property
     def num_predictors(self) -> int:
         return 1
+
+    @property
+    def noise_precision(self) -> Any:
+        return self.noise_sd**-2.0
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         noise_sd = self.noise_sd.astype(f.dtype)  # a network stays in single precision

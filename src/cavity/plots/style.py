@@ -33,9 +33,14 @@ def axes_or_new(axes: Axes | None, width: float, height: float) -> Axes:
         from matplotlib.figure import Figure
 
         axes = Figure(figsize=(width, height), layout="constrained").add_subplot()
+    make_plain(axes)
+    return axes
+
+
+def make_plain(axes: Axes) -> None:
+    """Take away the frame's top and right, and put the grid behind everything."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
-    return axes
 
 
 def figure_of(axes: Axes) -> Figure:

@@ -14,11 +14,14 @@ from cavity.data.sources.multilevel import Contraception, Radon, SixCities, cont
 from cavity.data.sources.newsgroups import Newsgroups, newsgroups
 from cavity.data.sources.omniglot import Omniglot, omniglot_small
 from cavity.data.sources.reading import DataUnavailable, Table, data_directory
+from cavity.data.sources.regression import UCI_REGRESSION, uci_regression, uci_splits, us_stations
+from cavity.data.sources.scaling import Scaling, standardised
 from cavity.data.sources.small_binary import australian, banana, magic, pima, titanic, twonorm
 from cavity.data.sources.tables import adult, covertype
 
 __all__ = [
     "CATALOGUE",
+    "UCI_REGRESSION",
     "Contraception",
     "DataUnavailable",
     "Entry",
@@ -26,6 +29,7 @@ __all__ = [
     "Newsgroups",
     "Omniglot",
     "Radon",
+    "Scaling",
     "SixCities",
     "Table",
     "adult",
@@ -47,6 +51,10 @@ __all__ = [
     "pima",
     "radon",
     "six_cities",
+    "standardised",
     "titanic",
     "twonorm",
+    "uci_regression",
+    "uci_splits",
+    "us_stations",
 ]

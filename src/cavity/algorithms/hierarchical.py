@@ -1,0 +1,102 @@
+"""PVI where factors share variational parameters: federated sparse Gaussian processes, Algorithm 2.
+
+| paper | here |
+| --- | --- |
+| phi | what `posterior.shared` is over |
+| t_k(theta given phi) t_k(phi) | `brief.row` |
+| q without k, normalised given phi | `cavity = posterior / row` |
+| alpha | `alpha`, on the KL of variational parameters alone |
+
+A reply replaces its client's row. Damped, a row goes a share of the way to it: V, S^-1 and S^-1 m in a straight line,
+and natural parameters of phi likewise, so that fixed points are what they are without. The posterior is prior times
+rows: a product over phi, and the union of all pseudo-observations, which every client sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from cavity.distributions.hierarchical import Hierarchical, joint
+from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
+from cavity.interfaces.shared import SharedModel
+from cavity.leaves import as_number, require
+from cavity.server.damping import Fixed
+from cavity.solvers.shared_descent import SharedDescent, SharedProblem
+from cavity.state import Answer, Brief, Report, Stacked
+
+
+class HierarchicalPVI(RowAlgorithm):
+    """PVI for models whose factors share variational parameters, such as `sparse_gp`.
+
+    Attributes:
+        model: a SharedModel.
+        solver: of a client's problem.
+        damping: none in turn, as in the paper; a synchronous schedule wants `Fixed(1 / number of clients)` or so.
+        alpha: in (0, 1], the weight of KL(q(phi) : cavity(phi)) for variational parameters.
+    """
+
+    model: SharedModel
+    solver: Solver
+    damping: Damping
+    alpha: Float[Array, ""]
+
+    def __init__(
+        self,
+        model: SharedModel,
+        *,
+        alpha: float = 0.1,
+        solver: Solver | None = None,
+        damping: Damping | None = None,
+    ):
+        import optax
+
+        self.model = model
+        self.alpha = as_number(alpha)
+        require(self.alpha, lambda alpha: (alpha > 0) & (alpha <= 1), "alpha must lie in (0, 1]")
+        self.solver = SharedDescent(optax.adam) if solver is None else solver
+        self.damping = Fixed(1.0) if damping is None else damping
+        self.solver.check(model, None, None)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def prior(self) -> Hierarchical:
+        return self.model.prior
+
+    @property
+    def rows_multiply(self) -> bool:
+        return False  # a reply replaces the row, and does not multiply it
+
+    def empty_row(self) -> Hierarchical:
+        return Hierarchical(self.prior.shared**0.0, self.model.no_factor())
+
+    def initial_local(self, data: Data) -> PyTree:
+        return None
+
+    def problem(self, brief: Brief, local: PyTree, data: Data) -> SharedProblem:
+        posterior, row = jax.tree.map(jnp.asarray, (brief.posterior, brief.row))
+        return SharedProblem(self.model, posterior / row, posterior, row, data, self.alpha)
+
+    def answer(self, brief: Brief, local: PyTree, problem: SharedProblem, solution: Solution) -> tuple[Answer, PyTree]:
+        before, cavity, factor = problem.posterior, problem.cavity, solution.tilted
+        tilted = cavity.shared * factor.shared
+        moved = self.model.moved(tilted.mean, before.conditional, cavity.conditional, factor.conditional)
+        report = Report(
+            residual=tilted.kl(before.shared) + moved,
+            free_energy=-solution.expected_loss,
+            steps=solution.steps,
+            converged=solution.converged,
+        )
+        return Answer(factor, report), local
+
+    def remark_on(self, delta: Hierarchical, data: Data) -> str | None:
+        return self.model.remark_on(delta.conditional, data)
+
+    def merge(self, row: Hierarchical, delta: Hierarchical, exponent: Any) -> Hierarchical:
+        return row.towards(delta, exponent)
+
+    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
+        return joint(prior, [rows[i] for i in range(len(rows))]) if rows else prior

@@ -1,0 +1,126 @@
+"""The baseline of federated sparse Gaussian processes, Algorithm 1: shared variational parameters by averaging.
+
+In turn, a client takes J gradient steps on its own factor and on phi together, as if phi were its own; the server takes
+
+    phi <- phi + (N_k / N) (phi_k - phi)
+
+The factor was fitted at phi_k and is used at the average, and what other clients know of phi is pulled towards whoever
+came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`.
+
+The average depends on the order of visits and not on the rows alone, so it is kept in a row of the server's own, which
+is the whole of q(phi); a client that leaves takes its factor with it, but not what phi remembers of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from cavity import ledger
+from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.hierarchical import Hierarchical, joint
+from cavity.errors import CavityError
+from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
+from cavity.interfaces.shared import SharedModel
+from cavity.leaves import as_number, require
+from cavity.server.damping import Fixed
+from cavity.solvers.shared_descent import SharedDescent, SharedProblem
+from cavity.state import Answer, Brief, Reply, Report, ServerState, Stacked
+
+AVERAGE = "(average)"  # the row of the server's own
+CERTAIN = 1e14  # the precision of a point
+
+
+class Found(eqx.Module):
+    """A client's factor, where it has taken phi, and how many rows it speaks for."""
+
+    factor: Hierarchical
+    phi: Float[Any, " d"]
+    num_rows: Float[Any, ""]
+
+
+class InducingAverage(RowAlgorithm):
+    """Sequential PVI whose shared variational parameters are averaged.
+
+    Attributes:
+        model: a SharedModel.
+        solver: J gradient steps.
+        num_rows: N, of all clients together.
+        damping: none.
+    """
+
+    model: SharedModel
+    solver: Solver
+    num_rows: Float[Array, ""]
+    damping: Damping
+
+    def __init__(self, model: SharedModel, num_rows: float | int, *, solver: SharedDescent | None = None):
+        import optax
+
+        self.model = model
+        self.num_rows = as_number(num_rows)
+        require(self.num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
+        self.solver = SharedDescent(optax.adam, num_steps=1000, point=True) if solver is None else solver
+        if not getattr(self.solver, "point", False):
+            raise CavityError("what is averaged is a point; give SharedDescent(..., point=True)")
+        self.damping = Fixed(1.0)
+
+    @property
+    def prior(self) -> Hierarchical:
+        return Hierarchical(_point(self.model.start), self.model.prior.conditional)
+
+    @property
+    def rows_multiply(self) -> bool:
+        return False
+
+    @property
+    def in_blocks(self) -> bool:
+        return False
+
+    def empty_row(self) -> Hierarchical:
+        return Hierarchical(self.model.prior.shared**0.0, self.model.no_factor())
+
+    def initial_local(self, data: Data) -> PyTree:
+        return None
+
+    def problem(self, brief: Brief, local: PyTree, data: Data) -> SharedProblem:
+        posterior, row = jax.tree.map(jnp.asarray, (brief.posterior, brief.row))
+        return SharedProblem(self.model, posterior / row, posterior, row, data, jnp.ones(()))
+
+    def answer(self, brief: Brief, local: PyTree, problem: SharedProblem, solution: Solution) -> tuple[Answer, PyTree]:
+        before, cavity = problem.posterior, problem.cavity
+        phi = (cavity.shared * solution.tilted.shared).mean
+        factor = Hierarchical(problem.factor.shared, solution.tilted.conditional)
+        moved = self.model.moved(phi, before.conditional, cavity.conditional, factor.conditional)
+        report = Report(moved, -solution.expected_loss, solution.steps, solution.converged)
+        return Answer(Found(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
+
+    def merge(self, row: Hierarchical, delta: Found, exponent: Any) -> Hierarchical:
+        return row.towards(delta.factor, exponent)
+
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
+        rows, average = dict(server.rows), np.asarray(server.posterior.shared.mean)
+        for reply in replies:
+            found: Any = reply.answer.delta
+            rows[reply.client] = self.merge(rows[reply.client], found, 1.0)
+            average = average + found.num_rows / np.asarray(self.num_rows) * (found.phi - average)
+        empty = ledger.to_host(self.empty_row())
+        # what the prior, a point at the start, has to be multiplied with to be one at the average
+        rows[AVERAGE] = replace(empty, shared=_point(average) / server.prior.shared)
+        posterior = self.rebuild(server.prior, list(rows.values()))
+        return ledger.Change(posterior, rows, server.method, dict.fromkeys((reply.client for reply in replies), 1.0))
+
+    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
+        return joint(prior, [rows[i] for i in range(len(rows))]) if rows else prior
+
+
+def _point(phi: Any) -> DiagonalGaussian:
+    phi = np.asarray(phi)
+    return DiagonalGaussian(CERTAIN * phi, np.full_like(phi, CERTAIN))

@@ -1,0 +1,52 @@
+"""Outcomes with heavy tails around their predictor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cavity.interfaces import ClosedFormMean, Noisy, OutcomeDraws
+
+
+class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
+    """y = f + scale * t, with t of `degrees` of freedom, more than one: a row far out hardly pulls.
+
+    Attributes:
+        scale: of the noise; its standard deviation is scale * sqrt(degrees / (degrees - 2)), for more than two.
+        degrees: known, and not learned.
+    """
+
+    scale: Float[Array, ""] = eqx.field(converter=lambda scale: jnp.asarray(scale, float))
+    degrees: float = eqx.field(static=True, default=4.0)
+
+    @property
+    def num_predictors(self) -> int:
+        return 1
+
+    @property
+    def noise_precision(self) -> Any:
+        return self.scale**-2.0
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+        scale, degrees = self.scale.astype(f.dtype), self.degrees
+        constant = gammaln((degrees + 1) / 2) - gammaln(degrees / 2) - 0.5 * jnp.log(degrees * jnp.pi)
+        z = (y - f[..., 0]) / scale
+        return constant - jnp.log(scale) - 0.5 * (degrees + 1) * jnp.log1p(z**2 / degrees)
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return f[..., 0]
+
+    def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        return mean
+
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+        return f[..., 0] + self.scale.astype(f.dtype) * jax.random.t(key, self.degrees, f.shape[:-1], f.dtype)
+
+    def check(self, y: np.ndarray) -> str | None:
+        return None

@@ -1,0 +1,110 @@
+"""Predictions of a function and of outcomes around it, averaged over draws of what the function depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cavity.distributions.quadrature import normal_nodes
+from cavity.errors import CavityError
+from cavity.interfaces import ExpectedPower, Likelihood, OutcomeDraws
+
+DRAWS = 100
+OUTCOMES = 40  # per draw, for quantiles
+SEED = 0
+
+
+class FunctionPrediction(eqx.Module):
+    """f(x) given each of S draws is Gaussian; over the draws it is a mixture of these, and y follows the likelihood.
+
+    Attributes:
+        means: of f, per draw.
+        variances: of f, per draw.
+        likelihoods: one per draw, stacked.
+    """
+
+    means: Float[Array, "s n"]
+    variances: Float[Array, "s n"]
+    likelihoods: Likelihood
+
+    def _over_f(self, function: Any) -> Float[Array, "s n"]:
+        """E[function(likelihood, f)] per draw, by quadrature."""
+        nodes, weights = normal_nodes(1)
+        points = jnp.asarray(nodes[:, 0])
+
+        def one(mean: Any, variance: Any, likelihood: Likelihood) -> Any:
+            f = mean[:, None] + jnp.sqrt(variance)[:, None] * points
+            return function(likelihood, f[..., None]) @ jnp.asarray(weights)
+
+        return jax.vmap(one)(self.means, self.variances, self.likelihoods)
+
+    @property
+    def f_mean(self) -> Float[Array, " n"]:
+        """E[f(x)]."""
+        return jnp.mean(self.means, axis=0)
+
+    @property
+    def f_variance(self) -> Float[Array, " n"]:
+        """Var[f(x)]: within the draws, and between them."""
+        return jnp.mean(self.variances, axis=0) + jnp.var(self.means, axis=0)
+
+    @property
+    def mean(self) -> Float[Array, " n"]:
+        """E[y] at each row; for classes the probability of 1."""
+        return jnp.mean(self._over_f(lambda likelihood, f: likelihood.mean(f)), axis=0)
+
+    def _outcomes(self) -> Float[Array, "draws n"]:
+        """Draws of y, with the same noise each time."""
+        if not isinstance(self.likelihoods, OutcomeDraws):
+            raise CavityError(f"outcomes cannot be drawn from {type(self.likelihoods).__name__}")
+
+        def one(key: Any, mean: Any, variance: Any, likelihood: Any) -> Any:
+            first, second = jax.random.split(key)
+            f = mean + jnp.sqrt(variance) * jax.random.normal(first, (OUTCOMES, *mean.shape), mean.dtype)
+            return likelihood.draw(second, f[..., None])
+
+        keys = jax.random.split(jax.random.key(SEED), len(self.means))
+        drawn = jax.vmap(one)(keys, self.means, self.variances, self.likelihoods)
+        return drawn.reshape(-1, drawn.shape[-1])
+
+    @property
+    def variance(self) -> Float[Array, " n"]:
+        """Var[y] at each row, by draws of outcomes."""
+        return jnp.var(self._outcomes(), axis=0)
+
+    @property
+    def sd(self) -> Float[Array, " n"]:
+        """The standard deviation of y."""
+        return jnp.sqrt(self.variance)
+
+    def quantile(self, level: Any) -> Float[Array, "*levels n"]:
+        """Quantiles of y, by draws of outcomes."""
+        return jnp.quantile(self._outcomes(), jnp.asarray(level), axis=0)
+
+    @property
+    def lower(self) -> Float[Array, " n"]:
+        """The 5 % point of y."""
+        return self.quantile(0.05)
+
+    @property
+    def upper(self) -> Float[Array, " n"]:
+        """The 95 % point of y."""
+        return self.quantile(0.95)
+
+    def log_prob(self, y: Any) -> Float[np.ndarray, " n"]:
+        """The log density of outcomes, log of the mean over draws of E[p(y | f)]."""
+        y = jnp.asarray(y)
+        if isinstance(self.likelihoods, ExpectedPower):
+
+            def one(mean: Any, variance: Any, likelihood: Any) -> Any:
+                return likelihood.log_expected_power(mean[:, None], variance[:, None, None], y, 1.0)
+
+            each = jax.vmap(one)(self.means, self.variances, self.likelihoods)
+        else:
+            each = jnp.log(self._over_f(lambda likelihood, f: jnp.exp(likelihood.log_prob(f, y[:, None]))))
+        return np.asarray(jax.nn.logsumexp(each, axis=0) - jnp.log(len(each)))

@@ -1,0 +1,71 @@
+"""How near a client's pseudo-observations come to its rows: what its owner should see before they leave.
+
+Every client sees every other client's pseudo-observations. They are fewer than rows, but nothing keeps one from lying
+where a row lies, with that row's outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cavity.distributions.pseudo import PseudoObservations
+
+NEAR = 0.1  # of the usual distance between neighbours, below which a pseudo-observation nearly is a row
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """The distance of each pseudo-observation to the row that is nearest to it.
+
+    Attributes:
+        inputs: in units of the median distance between a row and its nearest neighbour.
+        outcomes: by how much m differs from that row's outcome, in units of the outcomes' standard deviation.
+        num_rows: of the client.
+    """
+
+    inputs: np.ndarray
+    outcomes: np.ndarray
+    num_rows: int
+
+    @property
+    def num_near(self) -> int:
+        """How many nearly are a row."""
+        return int(np.sum(self.inputs < NEAR))
+
+    def __str__(self) -> str:
+        count = len(self.inputs)
+        if not count:
+            return "no pseudo-observations"
+        near = f"{self.num_near} of them nearer to a row than {NEAR:g} of the usual distance between rows"
+        return (
+            f"{count} pseudo-observations for {self.num_rows} rows, {near}; the median is {np.median(self.inputs):.2f} "
+            f"away and {np.median(self.outcomes):.2f} sd off in the outcome, the nearest {np.min(self.inputs):.2f}"
+        )
+
+
+def nearness_to_rows(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> Nearness:
+    """Of one client's factor and its own rows.
+
+    Args:
+        factor: one group.
+        x: the rows' inputs [n, d].
+        y: their outcomes [n].
+    """
+    precision = np.asarray(factor.precision)[0]
+    used = (precision if precision.ndim == 1 else np.diagonal(precision)) > 0
+    inputs, outcomes = np.asarray(factor.inputs)[0][used], factor.outcomes[0][used]
+    apart = _distances(inputs, x)
+    nearest = apart.argmin(axis=1)
+    between = _distances(x, x)
+    np.fill_diagonal(between, np.inf)
+    usual = np.median(between.min(axis=1)) if len(x) > 1 else 1.0
+    unit = usual if usual > 0 else 1.0  # where most rows have a twin
+    spread = np.std(y) if np.std(y) > 0 else 1.0
+    return Nearness(apart.min(axis=1) / unit, np.abs(outcomes - y[nearest]) / spread, len(x))
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    squares = np.sum(a**2, axis=1)[:, None] + np.sum(b**2, axis=1) - 2 * a @ b.T
+    return np.sqrt(np.maximum(squares, 0.0))

@@ -1,0 +1,180 @@
+"""A client's factor where variational parameters are shared: doubly stochastic gradients, and closed forms.
+
+Federated sparse Gaussian processes, equation (7): maximise over q(theta, phi) = q(theta | phi) q(phi)
+
+    E_q(phi) [ E[log p(y_k | theta)] - KL(q(theta | phi) : cavity(theta | phi)) ]  -  alpha KL(q(phi) : cavity(phi))
+
+with a sample of phi and a mini-batch per step. The precision of q(phi) is that of the cavity plus a positive part: a
+factor that took precision away, where a client's rows say nothing of an inducing input, would leave another client's
+cavity improper.
+
+A slip of the paper's appendix B: also with alpha = 1 a fixed point is not one of global VI, unless K = 1. The cavity's
+normaliser Z_k(phi) depends on phi, so that what phi is fitted to is, together, the sum over clients of
+log Z(phi) - log Z_k(phi) = log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi): hyperparameters are
+chosen by how well each client is predicted from the others. In the first pass over the clients, when the
+cavity of each holds those before it, the two are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.hierarchical import Hierarchical
+from cavity.errors import CavityError
+from cavity.interfaces import Data, Divergence, Loss, Model, Solution, Solver
+from cavity.interfaces.shared import SharedModel
+from cavity.leaves import as_count, as_number
+from cavity.solvers.gradient import mini_batch
+from cavity.solvers.plateau import Plateau
+
+LEAST_GAIN = -12.0  # the log of the least precision that a factor starts with
+LEAST_RATE = 0.05  # of a closed form: it averages over the last twenty samples of phi
+
+
+class SharedProblem(eqx.Module):
+    """All that a client needs for its part.
+
+    Attributes:
+        model: with its hyperparameters.
+        cavity: posterior / factor.
+        posterior: as it was received.
+        factor: as it was.
+        data: the rows.
+        alpha: the weight of KL(q(phi) : cavity(phi)), for variational parameters.
+    """
+
+    model: SharedModel
+    cavity: Hierarchical
+    posterior: Hierarchical
+    factor: Hierarchical
+    data: Data
+    alpha: Float[Array, ""]
+
+
+class Coordinates(eqx.Module):
+    """What descent changes: the mean of q(phi), the log of the precision that the factor adds, its own coordinates."""
+
+    mean: Float[Array, " d"]
+    log_gain: Float[Array, " d"]
+    own: PyTree
+
+    def shared(self, cavity: DiagonalGaussian) -> DiagonalGaussian:
+        """q(phi)."""
+        precision = cavity.precision + jnp.exp(self.log_gain)
+        return DiagonalGaussian(precision * self.mean, precision)
+
+
+class DescentState(eqx.Module):
+    """Where the descent stands; `value` is the last estimate of what is minimised."""
+
+    coordinates: Coordinates
+    optimiser: PyTree
+    plateau: PyTree
+    value: Float[Array, ""]
+    steps: Int[Array, ""]
+
+
+class SharedDescent(Solver):
+    """Descent by any optax optimiser on both parts of a factor, with closed forms where the model has them.
+
+    Attributes:
+        optimiser: from a step size to an optax transformation, such as `optax.adam`.
+        step_size: what it is made with.
+        num_steps: at most so many.
+        batch_size: rows per step; None takes all.
+        plateau: a convergence test; None takes all steps.
+        first_gain: the precision that a factor starts with for phi, at its client's first visit.
+        point: phi is a point, and has no KL; for averaging.
+    """
+
+    has_long_steps: ClassVar[bool] = True
+
+    optimiser: Callable[[Any], Any] = eqx.field(static=True)
+    step_size: Float[Array, ""] = eqx.field(converter=as_number, default=1e-2)
+    num_steps: Int[Array, ""] = eqx.field(converter=as_count, default=500)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    plateau: Plateau | None = None
+    first_gain: Float[Array, ""] = eqx.field(converter=as_number, default=100.0)
+    point: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        if not callable(self.optimiser):
+            raise CavityError("the optimiser is a function of the step size, such as optax.adam, not what it returns")
+
+    def check(self, model: Model, loss: Loss | None = None, divergence: Divergence | None = None) -> None:
+        if not isinstance(model, SharedModel):
+            raise CavityError(f"{type(model).__name__} shares no variational parameters; use PVI(model) for it")
+
+    def init(self, problem: SharedProblem) -> DescentState:
+        model, posterior, factor = problem.model, problem.posterior.shared, problem.factor.shared
+        untouched = posterior.precision == model.prior.shared.precision
+        mean = jnp.where(untouched, model.start, posterior.mean)
+        gain = jnp.where(factor.precision > 0, factor.precision, self.first_gain)
+        own = model.coordinates(problem.factor.conditional, problem.data)
+        coordinates = Coordinates(mean, jnp.maximum(jnp.log(gain), LEAST_GAIN), own)
+        return DescentState(
+            coordinates=coordinates,
+            optimiser=self.optimiser(self.step_size).init(coordinates),
+            plateau=None if self.plateau is None else self.plateau.init(mean.dtype),
+            value=jnp.full((), jnp.nan, mean.dtype),
+            steps=jnp.asarray(0),
+        )
+
+    def objective(
+        self, key: PRNGKeyArray, problem: SharedProblem, coordinates: Coordinates, data: Data
+    ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
+        """Minus the local free energy, estimated at one sample of phi; and the sample."""
+        model, cavity = problem.model, problem.cavity
+        q = coordinates.shared(cavity.shared)
+        noise = jax.random.normal(key, q.mean.shape, q.mean.dtype)
+        phi = coordinates.mean if self.point else q.reparameterise(noise)
+        bound = model.bound(phi, cavity.conditional, model.conditional(coordinates.own), data)
+        if self.point:
+            return -bound, phi
+        weight = jnp.where(model.is_auxiliary, problem.alpha.astype(phi.dtype), 1.0)
+        return jnp.sum(weight * _kl_terms(q, cavity.shared)) - bound, phi
+
+    def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
+        batch_key, key = jax.random.split(key)
+        data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
+        (value, phi), gradient = jax.value_and_grad(
+            lambda coordinates: self.objective(key, problem, coordinates, data), has_aux=True
+        )(state.coordinates)
+        optimiser = self.optimiser(self.step_size)
+        updates, memory = optimiser.update(gradient, state.optimiser, state.coordinates)
+        moved = jax.tree.map(jnp.add, state.coordinates, updates)
+        rate = jnp.maximum(1.0 / (state.steps + 1.0), LEAST_RATE)
+        own = problem.model.improved(phi, problem.cavity.conditional, moved.own, data, rate)
+        plateau = None if self.plateau is None else self.plateau.update(state.plateau, value, value)
+        return DescentState(replace(moved, own=own), memory, plateau, value, state.steps + 1)
+
+    def done(self, state: DescentState) -> Bool[Array, ""]:
+        spent = state.steps >= self.num_steps
+        return spent if self.plateau is None else spent | self.plateau.reached(state.plateau)
+
+    def steps_for(self, num_rows: Any) -> Any:
+        return None if self.plateau is not None else int(self.num_steps)
+
+    def result(self, problem: SharedProblem, state: DescentState) -> Solution:
+        shared = state.coordinates.shared(problem.cavity.shared)
+        conditional = problem.model.conditional(state.coordinates.own)
+        return Solution(
+            tilted=Hierarchical(shared / problem.cavity.shared, conditional),
+            expected_loss=state.value,
+            steps=state.steps,
+            converged=jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau),
+        )
+
+
+def _kl_terms(q: DiagonalGaussian, p: DiagonalGaussian) -> Float[Array, " d"]:
+    """KL(q : p) of each entry."""
+    excess = jnp.asarray(p.precision) / q.precision - 1.0
+    return 0.5 * (excess - jnp.log1p(excess) + p.precision * (q.mean - p.mean) ** 2)

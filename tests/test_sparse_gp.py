@@ -1,0 +1,262 @@
+"""Sparse Gaussian processes over clients, against Titsias' closed form, the exact process and finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cavity
+from cavity import ledger
+from cavity.algorithms.hierarchical import HierarchicalPVI
+from cavity.distributions.pseudo import PseudoObservations
+from cavity.errors import CavityError, DataError
+from cavity.interfaces import Data
+from cavity.likelihoods import BernoulliProbit, PoissonLog, StudentT
+from cavity.models.factor_forms import Coupled, Decoupled, OwnRows
+from cavity.models.gaussian_process import sparse_gp
+from cavity.models.kernels import squared_exponential
+from cavity.models.pooled_process import central_gp, collapsed_bound, exact_rows
+from cavity.schedules import Sequential, Synchronous
+from cavity.server import Fixed
+from cavity.solvers.shared_descent import SharedDescent
+from tests import gp_problems as gp
+from tests.contracts.faults import check_survives_faults
+
+X, Y = gp.rows()
+Z = np.linspace(-3, 3, 8)[:, None]
+RIDGE = 1e-10
+
+
+def in_turn(model, clients, *, steps=1, rounds=1, **options):
+    solver = SharedDescent(optax.adam, num_steps=steps)
+    return cavity.run(HierarchicalPVI(model, solver=solver, **options), clients, schedule=Sequential(), rounds=rounds)
+
+
+def split(*edges):
+    parts = np.split(np.arange(len(X)), edges)
+    return {f"client {k}": (X[part], Y[part]) for k, part in enumerate(parts)}
+
+
+def test_rows_as_pseudo_observations_are_titsias():
+    """V = X, m = y, S = noise: the collapsed optimum, bound included."""
+    model = gp.fixed(Z)
+    rows = exact_rows(1.0, jnp.asarray(X), jnp.asarray(Y))
+    mean, covariance = gp.moments_of_u(model, rows)
+    expected = gp.pooled(Z, X, Y, RIDGE)
+    np.testing.assert_allclose(mean, expected[0], atol=1e-6)
+    np.testing.assert_allclose(covariance, expected[1], atol=1e-6)
+    bound = gp.titsias(Z, X, Y, RIDGE)
+    nothing = PseudoObservations.none(1, 1, 1, full=False)
+    data = Data((jnp.asarray(X), jnp.asarray(Y)), jnp.ones(len(Y)), jnp.asarray(len(Y)))
+    assert float(model.bound(gp.NOTHING, nothing, rows, data)) == pytest.approx(bound, abs=1e-6)
+    assert float(collapsed_bound(model, gp.NOTHING, jnp.asarray(X), jnp.asarray(Y))) == pytest.approx(bound, abs=1e-6)
+    worse = rows**0.9
+    assert float(model.bound(gp.NOTHING, nothing, worse, data)) < bound - 1e-3
+
+
+def test_inducing_inputs_at_the_rows_are_the_exact_process():
+    x, y = X[::3], Y[::3]
+    model = gp.fixed(x, jitter=1e-12)
+    posterior, bound = central_gp(model, x, y)
+    new = np.linspace(-4, 4, 9)[:, None]
+    found = model.predict(posterior, new, key=jax.random.key(0), num_draws=1)
+    k = gp.kernel_matrix(x, x) + gp.NOISE**2 * np.eye(len(x))
+    cross = gp.kernel_matrix(new, x)
+    variance = gp.SCALE**2 - np.sum(cross * np.linalg.solve(k, cross.T).T, axis=1)
+    np.testing.assert_allclose(found.f_mean, cross @ np.linalg.solve(k, y), atol=1e-6)
+    np.testing.assert_allclose(found.f_variance, variance, atol=1e-6)
+    evidence = -0.5 * (y @ np.linalg.solve(k, y) + np.linalg.slogdet(2 * np.pi * k)[1])
+    assert bound == pytest.approx(evidence, abs=1e-5)
+
+
+PARTITIONS = {"alike": (13, 27), "one has most": (10, 20)}
+
+
+@pytest.mark.parametrize("edges", PARTITIONS.values(), ids=PARTITIONS.keys())
+@pytest.mark.parametrize("form", [Coupled(), Decoupled(18, share=0.9, full=True), OwnRows(20)], ids=lambda f: str(f))
+def test_one_pass_is_the_pooled_process(form, edges):
+    """Coupled factors, full S with more pseudo-observations than inducing inputs, or V = X; for any partition."""
+    model = gp.fixed(Z, form, jitter=1e-6)
+    fit = in_turn(model, split(*edges))
+    pooled = gp.pooled(Z, X, Y, 1e-6)
+    assert gp.kl(*gp.moments_of_u(model, fit.posterior.conditional), *pooled) < 1e-6
+
+
+def test_how_far_diagonal_noise_falls_short():
+    """Fewer pseudo-observations than rows, each with a noise of its own: found by gradients, and not quite exact."""
+    model = gp.fixed(Z, Decoupled(16, share=0.8), jitter=1e-6)
+    fit = in_turn(model, split(13, 27), steps=400)
+    distance = gp.kl(*gp.moments_of_u(model, fit.posterior.conditional), *gp.pooled(Z, X, Y, 1e-6))
+    assert 1e-8 < distance < 0.01
+    counts = [int((np.asarray(row.conditional.precision) > 0).sum()) for row in fit.server.rows.values()]
+    assert counts == [10, 11, 10]  # 0.8 of 13, 14 and 13
+
+
+def test_synchronous_and_damped_has_the_same_end():
+    model = gp.fixed(Z, OwnRows(20), jitter=1e-6)
+    algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1), damping=Fixed(0.5))
+    fit = cavity.run(algorithm, split(13, 27), schedule=Synchronous(), rounds=40, tolerance=1e-12)
+    assert gp.kl(*gp.moments_of_u(model, fit.posterior.conditional), *gp.pooled(Z, X, Y, 1e-6)) < 1e-6
+
+
+def learned(form=None, **options):
+    return sparse_gp(1, num_inducing=5, form=Decoupled(6) if form is None else form, **options)
+
+
+def some_problem(model, seed=0):
+    rng = np.random.default_rng(seed)
+    y = {StudentT: Y, BernoulliProbit: Y > 0, PoissonLog: np.round(np.exp(Y))}.get(type(model.likelihood), Y)
+    data = Data((jnp.asarray(X[:9]), jnp.asarray(y[:9], float)), jnp.ones(9), jnp.asarray(9))
+    others = PseudoObservations(*(jnp.asarray(rng.normal(size=s)) for s in ((2, 4, 1), (2, 4))), jnp.ones((2, 4)))
+    phi = model.start + 0.1 * rng.normal(size=model.start.shape)
+    return phi, others, model.coordinates(model.no_factor(), data), data
+
+
+LIKELIHOODS = [None, StudentT(0.5), BernoulliProbit(), PoissonLog()]
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda p: type(p).__name__)
+def test_gradients_by_finite_differences(likelihood):
+    """Of the bound, in inducing inputs, hyperparameters, V, m and S, in any direction."""
+    model = learned(likelihood=likelihood)
+    phi, others, start, data = some_problem(model)
+
+    def bound(phi, own):
+        return model.bound(phi, others, model.conditional(own), data)
+
+    rng = np.random.default_rng(1)
+    value = jax.jit(bound)
+    for tree in range(2):
+        here = (phi, start)
+        way = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), here[tree])
+        if tree == 1:
+            way = eqx_without_used(way)
+        move = lambda t: tuple(  # noqa: E731
+            jax.tree.map(lambda a, b: a + t * b, part, way) if i == tree else part  # noqa: B023
+            for i, part in enumerate(here)  # noqa: B023
+        )
+        slope = jax.jvp(lambda t: bound(*move(t)), (0.0,), (1.0,))[1]  # noqa: B023
+        h = 1e-5
+        difference = (value(*move(h)) - value(*move(-h))) / (2 * h)
+        assert float(slope) == pytest.approx(float(difference), rel=1e-6, abs=1e-7)
+
+
+def eqx_without_used(way):
+    """Which places are in use is no coordinate."""
+    from dataclasses import replace
+
+    return replace(way, used=jnp.zeros_like(way.used))
+
+
+def test_decoupled_factors_move_with_the_inducing_inputs_and_coupled_ones_do_not():
+    """Factors of one fit, seen at other inducing inputs: the best there, or what was right elsewhere."""
+    moved, distances = Z + 0.4, []
+    best = gp.pooled(moved, X, Y, 1e-6)
+    for form in (OwnRows(40), Coupled()):
+        conditional = in_turn(gp.fixed(Z, form, jitter=1e-6), {"all": (X, Y)}).posterior.conditional
+        there = gp.fixed(moved, form, jitter=1e-6)
+        distances.append(gp.kl(*gp.moments_of_u(there, conditional), *best))
+    decoupled, coupled = distances
+    assert decoupled < 1e-6
+    assert coupled > 10
+
+
+def test_all_is_learned_and_the_posterior_is_the_product():
+    """Inducing inputs and hyperparameters too: near to pooling, and every factor of non-negative precision."""
+    model = sparse_gp(1, num_inducing=10, form=Decoupled(12), seed=3)
+    clients = split(13, 27)
+    fit = in_turn(model, clients, steps=200, rounds=2, alpha=0.5)
+    for row in fit.server.rows.values():
+        assert (np.asarray(row.shared.precision) >= 0).all()
+    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))
+    for mine, theirs in zip(jax.tree.leaves(rebuilt), jax.tree.leaves(fit.posterior), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+    posterior, _ = central_gp(model, X, Y, num_steps=100)
+    new, outcomes = gp.rows(60, seed=1)
+    ours = fit.predict(new).log_prob(outcomes).mean()
+    standard = model.predict(posterior, new, key=jax.random.key(0), num_draws=1).log_prob(outcomes).mean()
+    assert ours > standard - 0.15
+    noise = fit.summary()["log noise_sd"]
+    assert abs(noise.mean - np.log(gp.NOISE)) < 0.5
+    centre, spread = model.inducing_inputs(fit.posterior)
+    assert centre.shape == spread.shape == (10, 1)
+    without = ledger.withdraw(fit.algorithm, fit.server, "client 1")
+    assert without.posterior.conditional.inputs.shape[0] == 2
+
+
+def test_survives_faults():
+    model = gp.fixed(Z[::2], Coupled(), jitter=1e-6)
+    algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
+    check_survives_faults(algorithm, split(13, 27), 15, first_seed=50_000, held_by_clients=False)
+
+
+def test_predictions_against_the_mixture_of_gaussians():
+    model = sparse_gp(1, num_inducing=6, form=Decoupled(12), kernel=squared_exponential(1, 0.7))
+    fit = in_turn(model, split(20), steps=50)
+    new = np.array([[-1.0], [0.3]])
+    found = fit.predict(new, num_draws=50)
+    noise = np.asarray(found.likelihoods.noise_sd)[:, None]
+    variance = np.asarray(found.variances) + noise**2
+    mean = np.asarray(found.means)
+    y = np.array([0.1, -0.2])
+    density = np.mean(np.exp(-0.5 * (y - mean) ** 2 / variance) / np.sqrt(2 * np.pi * variance), axis=0)
+    np.testing.assert_allclose(found.log_prob(y), np.log(density), rtol=1e-9)
+    np.testing.assert_allclose(found.mean, mean.mean(axis=0), rtol=1e-9)
+    exact = variance.mean(axis=0) + mean.var(axis=0)
+    np.testing.assert_allclose(found.variance, exact, rtol=0.12)  # 2,000 draws: 3 % of a variance each, four of these
+    lower, upper = found.quantile(jnp.array([0.05, 0.95]))
+    inside = np.mean([np.mean((lower[i] < d) & (d < upper[i])) for i, d in enumerate(np.asarray(found._outcomes()).T)])
+    assert inside == pytest.approx(0.9, abs=0.02)
+
+
+def test_what_users_may_get_wrong():
+    with pytest.raises(DataError, match="client 'tiny': it has 1 row, and its pseudo-observations must be at most 0.8"):
+        in_turn(gp.fixed(Z, Decoupled(4)), {"tiny": (X[:1], Y[:1]), "other": (X, Y)})
+    in_turn(gp.fixed(Z, Coupled(), jitter=1e-6), {"tiny": (X[:1], Y[:1]), "other": (X, Y)})
+    with pytest.raises(CavityError, match="alpha must lie in"):
+        HierarchicalPVI(gp.fixed(Z), alpha=0.0)
+    with pytest.raises(CavityError, match="fewer than one per row"):
+        Decoupled(10, share=1.0)
+    with pytest.raises(CavityError, match="use PVI"):
+        SharedDescent(optax.adam).check(cavity.models.linear_regression(1))
+    with pytest.raises(CavityError, match="length_scales is .* it must be positive"):
+        sparse_gp(1, kernel=squared_exponential(1, -1.0))
+    with pytest.raises(DataError, match="code it as 0 and 1"):
+        in_turn(gp.fixed(Z, Coupled(), likelihood=BernoulliProbit()), {"a": (X, Y)})
+
+
+def test_repeated_inputs_and_constant_columns_work():
+    """Rows at one place, inducing inputs that coincide, a column that says nothing."""
+    x = np.concatenate([np.repeat(X[:5], 4, axis=0), np.zeros((20, 1))], axis=1)
+    y = np.repeat(Y[:5], 4) + 0.1 * np.random.default_rng(2).normal(size=20)
+    model = sparse_gp(2, inducing=np.zeros((6, 2)), form=Decoupled(8))
+    fit = in_turn(model, {"a": (x[::2], y[::2]), "b": (x[1::2], y[1::2])}, steps=30)
+    assert np.isfinite(fit.predict(x).log_prob(y)).all()
+
+
+def test_a_fit_is_saved_and_goes_on(tmp_path):
+    model = gp.fixed(Z, OwnRows(20), jitter=1e-6)
+    algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
+    clients = split(13, 27)
+    fit = cavity.run(algorithm, clients, schedule=Sequential(), rounds=1)
+    fit.save(tmp_path / "fit.npz")
+    loaded = cavity.load(tmp_path / "fit.npz", algorithm=algorithm, schedule=Sequential(), clients=clients)
+    for mine, theirs in zip(jax.tree.leaves(loaded.posterior), jax.tree.leaves(fit.posterior), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    more = [each.refine(1).posterior for each in (loaded, fit)]
+    for mine, theirs in zip(*map(jax.tree.leaves, more), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_late_clients_and_long_length_scales():
+    """A kernel matrix of rank one but for its jitter; and a client that joins has a place in the union."""
+    model = sparse_gp(1, kernel=squared_exponential(1, 1e3), inducing=Z, form=OwnRows(20), learns_inducing=False)
+    clients = split(13, 27)
+    late = clients.pop("client 2")
+    fit = in_turn(model, clients, steps=5)
+    joined = fit.join("client 2", late, rounds=1)
+    assert joined.posterior.conditional.inputs.shape == (3, 20, 1)
+    assert np.isfinite(joined.predict(X).f_variance).all()
+    with pytest.raises(CavityError, match="jitter"):
+        sparse_gp(1, jitter=-1.0)
