@@ -15,9 +15,6 @@ from jaxtyping import PyTree
 
 from cavity import diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
-from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.hierarchical import Hierarchical
-from cavity.distributions.point import PointMass
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import (
@@ -25,8 +22,6 @@ from cavity.interfaces import (
     CombiningAlgorithm,
     Data,
     LatentModel,
-    LinearModel,
-    PredictiveModel,
     ReportedModel,
     Schedule,
 )
@@ -42,9 +37,6 @@ if TYPE_CHECKING:
     import arviz
 
     from cavity.importance import ImportanceWeights
-
-
-POINT = 1e16  # a power of a Gaussian that has the same mean, and for any use no spread
 
 
 @dataclass(frozen=True)
@@ -175,13 +167,13 @@ class Fit:
             name=name,
             model=self.algorithm.model,
             shared=self.posterior,
-            q=self._local_q(name),
+            q=self.local_q(name),
             data=(self.clients or {})[name],
             labels=self.labels.get(name),
             num_samples=self.algorithm.structured.num_samples,
         )
 
-    def _local_q(self, name: str) -> Any:
+    def local_q(self, name: str) -> Any:
         """q(Z_L | Z_G) of a silo after its last accepted reply, centred at the server's mean of Z_G."""
         state = (self.client_states or {})[name]
         kept = ledger.settled_local(state, self.server.clients[name].settled.sequence)
@@ -201,37 +193,9 @@ class Fit:
 
         Example: `fit.hand_over(SFVI(model)).refine(10_000)`
         """
-        if isinstance(self.posterior, PointMass) and hasattr(algorithm, "taking_over"):
-            return self._hand_over_point(algorithm, precision_per_row)
-        if not (self._latent and isinstance(algorithm.model, LatentModel)):
-            raise CavityError(
-                "a fit is handed over between SFVI and SFVI-Avg, or from FedAvg to FedEP, FedSEP or FedPA; "
-                f"this one is of {type(self.algorithm).__name__}, and would go to {type(algorithm).__name__}"
-            )
-        states = {}
-        for name in self.client_states or {}:
-            local = algorithm.adopt(self._local_q(name), self.posterior)
-            states[name] = ClientState(local=local, settled=self.server.clients[name].settled.sequence)
-        method = algorithm.adopt_globals(self.posterior)
-        server = replace(self.server, method=method, prior=ledger.to_host(algorithm.prior))
-        return replace(self, algorithm=algorithm, server=server, client_states=states)
+        from cavity import handing_over
 
-    def _hand_over_point(self, algorithm: Any, precision_per_row: float | None) -> Fit:
-        if precision_per_row is None:
-            precision_per_row = getattr(getattr(algorithm.solver, "spread", None), "precision_per_row", None)
-        if precision_per_row is None:
-            raise CavityError(
-                "FedAvg's point says nothing of its precision; give `precision_per_row`, such as 0.05: the posterior "
-                "starts with a variance of 1 / (precision_per_row * rows of all clients)"
-            )
-        clients = self.needs_clients("hand over")
-
-        def count_rows() -> dict[str, float]:
-            counted = running.in_chunks(algorithm.model, clients)
-            return {name: float(data.weight.sum()) for chunk in counted for name, data in chunk.items()}
-
-        server = algorithm.taking_over(self.server, count_rows, float(precision_per_row))
-        return replace(self, algorithm=algorithm, server=server)
+        return handing_over.handed_over(self, algorithm, precision_per_row)
 
     @property
     def parties(self) -> list[str]:
@@ -271,19 +235,9 @@ class Fit:
             seed: of the draws.
             point: predict with the posterior's mean alone, as methods without uncertainty do.
         """
-        model = self.algorithm.model
-        if self._latent:  # of rows at a silo that is new: every unit is
-            z, _ = silos.global_draws(model, self.posterior, num_draws or silos.DEFAULT_DRAWS, seed)
-            return silos.predict_rows(model, self.posterior, z, x, seed)
-        if not isinstance(model, PredictiveModel):
-            raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
-        posterior = jax.tree.map(jax.numpy.asarray, self.posterior)
-        if isinstance(posterior, PointMass):
-            unit = DiagonalGaussian(posterior.location, jax.numpy.ones_like(posterior.location))
-            posterior, point = model.prior.with_moments_of(unit), True
-        if point:
-            posterior, num_draws = _concentrated(posterior), None if isinstance(model, LinearModel) else 1
-        return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
+        from cavity import predicting
+
+        return predicting.predicted(self, x, num_draws, seed, point)
 
     def refine(
         self,
@@ -444,10 +398,3 @@ class Fit:
         if self.clients is None:
             raise CavityError(f"to {action}, load the fit with the clients' data: cavity.load(path, clients=...)")
         return self.clients
-
-
-def _concentrated(posterior: Any) -> Any:
-    """At the mean of what is shared; what depends on it stays as wide as it is."""
-    if isinstance(posterior, Hierarchical):
-        return replace(posterior, shared=posterior.shared**POINT)
-    return posterior**POINT
