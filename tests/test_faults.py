@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity import ledger
+from cavity import client_ledger, ledger
 from cavity.distributions import FullGaussian
 from cavity.divergences import WeightedKL
 from cavity.errors import ProtocolError
@@ -119,7 +119,7 @@ def commit_without_settlement(algorithm, state, message):
     return ClientState(local=state.pending.local, row=row, settled=state.pending.sequence)
 
 
-def commit_with_exponent_one(algorithm, state, message, settle=ledger.settle):
+def commit_with_exponent_one(algorithm, state, message, settle=client_ledger.settle):
     full = Settlement(message.settled.sequence, 1.0)
     return settle(algorithm, state, replace(message, settled=full))
 
@@ -150,7 +150,7 @@ BROKEN = [
 @pytest.mark.parametrize(("function", "broken", "held_by_clients"), BROKEN)
 def test_what_is_broken_is_caught(monkeypatch, function, broken, held_by_clients):
     algorithm, clients = linear(Fixed(0.8))
-    monkeypatch.setattr(ledger, function, broken)
+    monkeypatch.setattr(ledger if hasattr(ledger, function) else client_ledger, function, broken)
     with pytest.raises((AssertionError, ProtocolError)):
         check_survives_faults(algorithm, clients, 40, first_seed=40_000, held_by_clients=held_by_clients)
 
@@ -185,12 +185,12 @@ def test_a_reply_from_before_a_withdrawal_is_refused_after_it():
 def test_a_client_that_comes_back_answers_anew():
     algorithm, server = open_pair()
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
-    state, _ = ledger.commit(ClientState(local=np.zeros(1)), message, reply_to(message, 3.0).answer, np.ones(1))
+    state, _ = client_ledger.commit(ClientState(local=np.zeros(1)), message, reply_to(message, 3.0).answer, np.ones(1))
     server = ledger.join(algorithm, ledger.withdraw(algorithm, server, "york"), "york")
     server, (again,) = ledger.dispatch(algorithm, server, ["york"])
-    assert ledger.stored_reply(state, message) is not None
-    assert ledger.stored_reply(state, again) is None
-    assert not ledger.is_stale(state, again)
+    assert client_ledger.stored_reply(state, message) is not None
+    assert client_ledger.stored_reply(state, again) is None
+    assert not client_ledger.is_stale(state, again)
 
 
 @VARIANTS
@@ -199,12 +199,14 @@ def test_a_message_that_was_overtaken_is_stale(held_by_clients):
     state = ClientState(row=ledger.to_host(algorithm.empty_row()) if held_by_clients else None)
     server, (first,) = ledger.dispatch(algorithm, server, ["york"])
     server, (second,) = ledger.dispatch(algorithm, server, ["york"])  # `first` is abandoned by it
-    state, reply = ledger.commit(ledger.settle(algorithm, state, second), second, reply_to(second, 3.0).answer, None)
+    state, reply = client_ledger.commit(
+        client_ledger.settle(algorithm, state, second), second, reply_to(second, 3.0).answer, None
+    )
     # a client that keeps nothing may answer: the server refuses
-    assert ledger.is_stale(state, first) == held_by_clients
-    assert not ledger.is_stale(state, second)
-    assert ledger.stored_reply(state, second).sequence == reply.sequence
-    assert ledger.stored_reply(state, first) is None
+    assert client_ledger.is_stale(state, first) == held_by_clients
+    assert not client_ledger.is_stale(state, second)
+    assert client_ledger.stored_reply(state, second).sequence == reply.sequence
+    assert client_ledger.stored_reply(state, first) is None
 
 
 def test_a_client_that_lost_its_factor_says_so():
@@ -214,7 +216,7 @@ def test_a_client_that_lost_its_factor_says_so():
     _, (message,) = ledger.dispatch(algorithm, server, ["york"])
     wiped = ClientState(row=ledger.to_host(algorithm.empty_row()))
     with pytest.raises(ProtocolError, match=r"client 'york'.*accepted its reply 1.*of reply 0.*backup"):
-        ledger.settle(algorithm, wiped, message)
+        client_ledger.settle(algorithm, wiped, message)
 
 
 def test_a_factor_that_the_server_does_not_hold_cannot_be_withdrawn():

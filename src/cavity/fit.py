@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import diagnostics, evidence, ledger, running, silos
+from cavity import client_ledger, diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
@@ -176,7 +176,7 @@ class Fit:
     def local_q(self, name: str) -> Any:
         """q(Z_L | Z_G) of a silo after its last accepted reply, centred at the server's mean of Z_G."""
         state = (self.client_states or {})[name]
-        kept = ledger.settled_local(state, self.server.clients[name].settled.sequence)
+        kept = client_ledger.settled_local(state, self.server.clients[name].settled.sequence)
         with jax.enable_x64(True):
             q, mean = jax.tree.map(jax.numpy.asarray, (kept.q, self.posterior.q.mean))
             return q.recentred(mean - kept.centre) if hasattr(kept, "centre") else q

@@ -15,8 +15,8 @@ One message per client is outstanding. A reply is accepted if it answers that me
 repeated, abandoned or unknown one changes nothing. A message is known by its version and its sequence number: the
 pairs of one client's messages only ever grow, even if it leaves and comes back, so that either side can tell a late
 one. For this a server writes its checkpoint after each of these functions and before it sends what depends on it, and
-a client writes what `commit` returns before it replies. Rows live on the host in float64, whatever precision the
-clients compute in.
+a client (`client_ledger.py`) writes what `commit` returns before it replies. Rows live on the host in float64, whatever
+precision the clients compute in.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ from cavity.state import (
     Brief,
     ClientRecord,
     Clients,
-    ClientState,
     Message,
-    Pending,
     Reply,
     Report,
     ServerState,
@@ -347,63 +345,3 @@ def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
         rows = rows | {name: empty}
     posterior = _with_places(algorithm, server.prior, server.posterior, rows)
     return replace(server, posterior=posterior, rows=rows, clients=server.clients | {name: NEW_CLIENT})
-
-
-def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:
-    """A client's state before its first message."""
-    row = to_host(algorithm.empty_row()) if held_by_clients else None
-    return ClientState(local=algorithm.initial_local(data), row=row)
-
-
-def settle(algorithm: Algorithm, state: ClientState, message: Message) -> ClientState:
-    """Learn the fate of the pending answer: commit it with the exponent that the server gave, or drop it."""
-    pending, settled = state.pending, message.settled
-    if pending is not None and pending.sequence == settled.sequence:
-        row = state.row
-        if row is not None:
-            row = algorithm.merge(row, to_host(pending.answer.delta), settled.exponent)
-        return ClientState(local=pending.local, row=row, settled=settled.sequence)
-    if state.row is not None and state.settled != settled.sequence:
-        raise ProtocolError(
-            f"client {message.client!r}: the server accepted its reply {settled.sequence}, but the factor kept "
-            f"here is of reply {state.settled}. Restore this client's state from its last backup, or run the "
-            "study again with the factors held by the server"
-        )
-    return replace(state, settled=settled.sequence, pending=None)
-
-
-def settled_local(state: ClientState, sequence: int) -> PyTree:
-    """What a client keeps after its last accepted reply, whose number the server says."""
-    pending = state.pending
-    return pending.local if pending is not None and pending.sequence == sequence else state.local
-
-
-def is_stale(state: ClientState, message: Message) -> bool:
-    """Whether a client that keeps something has answered a newer message: then this one is to be ignored.
-
-    It was overtaken on its way. The server waits for it no more, and to settle by it would undo what the newer one
-    settled. A client that keeps nothing answers whatever comes; the server refuses what it does not want.
-    """
-    pending = state.pending
-    if pending is None or (state.row is None and pending.local is None):
-        return False
-    return (message.version, message.sequence) < (pending.version, pending.sequence)
-
-
-def stored_reply(state: ClientState, message: Message) -> Reply | None:
-    """The reply already given to this very message, so that a repeated request takes no second step."""
-    pending = state.pending
-    if pending is None or (pending.version, pending.sequence) != (message.version, message.sequence):
-        return None
-    return Reply(message.client, pending.version, pending.sequence, pending.answer)
-
-
-def brief_for(state: ClientState, message: Message) -> Brief:
-    """The message's contents, with the client's own row where the client keeps it."""
-    return message.brief if state.row is None else replace(message.brief, row=state.row)
-
-
-def commit(state: ClientState, message: Message, answer: Any, local: PyTree) -> tuple[ClientState, Reply]:
-    """Keep the answer as pending and make the reply; a client writes this state before it sends."""
-    pending = Pending(message.sequence, message.version, answer, local)
-    return replace(state, pending=pending), Reply(message.client, message.version, message.sequence, answer)

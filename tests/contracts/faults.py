@@ -7,8 +7,8 @@ involved. The rules that its machines keep are those that an engine must keep:
 
 - the server changes its state, writes its checkpoint, and only then sends what depends on it. A crash before the
   write undoes the change; a crash after it loses what was to be sent;
-- a client writes what `ledger.commit` returns, and only then replies. A crash before the write undoes the work; a
-  crash after it loses the reply. Where the server holds the factors, a client's disk may also be wiped.
+- a client writes what `client_ledger.commit` returns, and only then replies. A crash before the write undoes the work;
+  a crash after it loses the reply. Where the server holds the factors, a client's disk may also be wiped.
 
 The simulation keeps books of its own: for each client the accepted deltas, merged once each into an empty row; for a
 method without rows, the posterior after each accepted reply was absorbed once. After every step they are compared to
@@ -32,7 +32,7 @@ import jaxtyping
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity import ledger, wire
+from cavity import client_ledger, ledger, wire
 from cavity.data.clients import prepare_clients
 from cavity.engines.drive import client_half, client_keys, name_number
 from cavity.interfaces import Algorithm, Data, RowAlgorithm, Schedule
@@ -126,7 +126,7 @@ class World:
         """The client's half, with the same randomness as in any engine."""
         numbers = (0, message.version, message.sequence, name_number(message.client))
         header = tuple(np.asarray(number, np.uint32) for number in numbers)
-        brief = ledger.brief_for(state, message)
+        brief = client_ledger.brief_for(state, message)
         return jax.tree.map(
             np.asarray, self._half(self._numbers, header, brief, state.local, self.data[message.client])
         )
@@ -200,7 +200,7 @@ class Simulation:
             "repeat": not self.network,
             "garble": not any(isinstance(item, Reply) for item in self.network),
             "abandon": len(self.server.idle) == len(members),
-            "client wiped": held_by_clients,  # there the disk is the only copy of the factor; see `ledger.settle`
+            "client wiped": held_by_clients,  # there the disk is the only copy of the factor
             "withdraw": held_by_clients or not self.has_rows or len(members) < 2,
             "join": len(members) == len(self.world.names),
         }
@@ -302,12 +302,12 @@ class Simulation:
     def _client_works(self, message: Message) -> None:
         name = message.client
         state = self.disks[name]
-        if ledger.is_stale(state, message):
+        if client_ledger.is_stale(state, message):
             self._note("message overtaken")
             return
-        reply = ledger.stored_reply(state, message)
+        reply = client_ledger.stored_reply(state, message)
         if reply is None:
-            state = ledger.settle(self.algorithm, state, message)
+            state = client_ledger.settle(self.algorithm, state, message)
             record = self.server.clients.get(name)
             if name in self.books.local and record is not None and record.sequence == message.sequence:
                 self._expect(
@@ -315,7 +315,7 @@ class Simulation:
                     f"client {name!r} works on latents that do not belong to its last accepted reply",
                 )
             answer, local = self.world.answer(message, state)
-            state, reply = ledger.commit(state, message, answer, local)
+            state, reply = client_ledger.commit(state, message, answer, local)
             if self._crashes("client before its write"):
                 return
             self.disks[name] = self._read(self._written(state))
@@ -350,7 +350,9 @@ class Simulation:
         self.lives[name] += 1
 
     def _new_disk(self, name: str) -> ClientState:
-        return ledger.open_client(self.algorithm, self.world.data[name], held_by_clients=self.world.held_by_clients)
+        return client_ledger.open_client(
+            self.algorithm, self.world.data[name], held_by_clients=self.world.held_by_clients
+        )
 
     def _written(self, state: PyTree) -> Any:
         return (wire.to_bytes(state), wire.types_in(state)) if self.through_wire else state

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity import ledger
+from cavity import client_ledger, ledger
 from cavity.engines.block import Ledger, run_block
 from cavity.engines.combined import Federation, run_combined
 from cavity.engines.drive import Work, common_brief, message_keys, name_number, numbers_as_leaves, run_clients
@@ -56,7 +56,8 @@ class LocalEngine(Engine):
         self._places = {name: (b, i) for b, bucket in enumerate(self._buckets) for i, name in enumerate(bucket.names)}
         self._num_units = {name: len(data.units.weight) for name, data in clients.items() if data.units is not None}
         opened = {
-            name: (states or {}).get(name) or ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
+            name: (states or {}).get(name)
+            or client_ledger.open_client(algorithm, data, held_by_clients=held_by_clients)
             for name, data in clients.items()
         }
         padded = {name: self._buckets[b].num_units for name, (b, _) in self._places.items()}
@@ -146,7 +147,8 @@ class LocalEngine(Engine):
         groups = [bucket.names for bucket in self._buckets]
         before = server.clients
         settled = {
-            name: ledger.settled_local(self._states[name], before[name].settled.sequence) for name in server.names
+            name: client_ledger.settled_local(self._states[name], before[name].settled.sequence)
+            for name in server.names
         }
         start = Federation(
             posterior=server.posterior,
@@ -201,14 +203,14 @@ class LocalEngine(Engine):
         replies, groups = [], {}
         for message in messages:
             name = message.client
-            if ledger.is_stale(self._states[name], message):
+            if client_ledger.is_stale(self._states[name], message):
                 continue
-            stored = ledger.stored_reply(self._states[name], message)
+            stored = client_ledger.stored_reply(self._states[name], message)
             if stored is not None:
                 replies.append(stored)
                 continue
-            state = self._states[name] = ledger.settle(self._algorithm, self._states[name], message)
-            told = (ledger.brief_for(state, message), state.local)
+            state = self._states[name] = client_ledger.settle(self._algorithm, self._states[name], message)
+            told = (client_ledger.brief_for(state, message), state.local)
             groups.setdefault((self._places[name][0], _signature(told)), []).append((message, told))
         for (bucket, _), group in groups.items():
             replies += self._run(bucket, group)
@@ -231,7 +233,7 @@ class LocalEngine(Engine):
         replies = []
         for i, message in enumerate(messages):
             mine = jax.tree.map(lambda leaf, i=i: leaf[i], (answers, local))
-            state, reply = ledger.commit(self._states[message.client], message, *mine)
+            state, reply = client_ledger.commit(self._states[message.client], message, *mine)
             self._states[message.client] = state
             replies.append(reply)
         return replies
