@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from cavity import client_ledger, diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
+from cavity.distributions.hierarchical import Hierarchical
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import (
@@ -289,7 +290,7 @@ class Fit:
     @property
     def prior_scales(self) -> dict[str, float]:
         """The prior standard deviation of every parameter."""
-        _, scales = diagnostics.moments(self.server.prior)
+        _, scales = diagnostics.moments(self._reported(self.server.prior))
         return dict(zip(self.algorithm.model.parameter_names, scales.tolist(), strict=True))
 
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
@@ -331,6 +332,7 @@ class Fit:
         """
         if self.server.held_by_clients:
             raise CavityError("the clients keep their factors to themselves, so the server cannot weigh them")
+        self._needs_parameters()
         self._needs_factors()
         names = self.algorithm.model.parameter_names
         weighed = {}
@@ -354,6 +356,7 @@ class Fit:
             seed: of a stochastic solver.
         """
         self.needs_clients("weigh a row")
+        self._needs_parameters()
         if isinstance(self.clients, ClientSource) or self.server.held_by_clients:
             raise CavityError("rows are weighed where the clients' data are in memory and the server holds the factors")
         if client not in (self.clients or {}):
@@ -385,6 +388,10 @@ class Fit:
 
     def _rescheduled(self, server: ServerState) -> ServerState:
         return replace(server, schedule=self.schedule.init(server.names))
+
+    def _needs_parameters(self) -> None:
+        if isinstance(self.posterior, Hierarchical):
+            raise CavityError("the influence on a function is not one number; compare predictions with and without")
 
     def _needs_factors(self) -> None:
         if isinstance(self.algorithm, CombiningAlgorithm):

@@ -88,10 +88,14 @@ def open_ledger(
     algorithm: Algorithm, names: Sequence[str], seed: int = 0, *, held_by_clients: bool = False
 ) -> ServerState:
     """The state before the first message: t_m = 1 for all m, and q = prior (PVI, Algorithm 1, initialise)."""
-    if JOINT in names:
-        raise ProtocolError(f"no client may be called {JOINT!r}; rename it")
+    for name in {JOINT} | algorithm.reserved_names:
+        if name in names:
+            raise ProtocolError(f"no client may be called {name!r}; rename it")
     if held_by_clients and not getattr(algorithm, "rows_multiply", True):
-        raise ProtocolError("an optimiser keeps its memory in the rows; let the server hold them, or use plain damping")
+        raise ProtocolError(
+            "rows that hold more than a factor (an optimiser's memory), or that are replaced and not multiplied, cannot "
+            "be kept by the clients; let the server hold them"
+        )
     empty = to_host(algorithm.empty_row())
     rows = {} if empty is None else {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
     prior = to_host(algorithm.prior)
@@ -338,6 +342,8 @@ def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
 
 def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
     """Add a client with an empty row; the posterior does not change until it replies."""
+    if name in {JOINT} | algorithm.reserved_names:
+        raise ProtocolError(f"no client may be called {name!r}; rename it")
     if name in server.clients:
         raise ProtocolError(f"client {name!r} is a member already; a second one needs another name")
     rows, empty = server.rows, to_host(algorithm.empty_row())

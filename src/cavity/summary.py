@@ -63,7 +63,7 @@ class Summary:
         return len(self.estimates)
 
     def __str__(self) -> str:
-        width = max(len("parameter"), *(len(estimate.name) for estimate in self.estimates))
+        width = max([len("parameter"), *(len(estimate.name) for estimate in self.estimates)])
         tail = f"{(1 - self.level) / 2:.1%}"
         head = f"{'parameter':<{width}}  {'mean':>10}  {'sd':>10}  {tail:>10}  {f'{(1 + self.level) / 2:.1%}':>10}"
         lines = [head]

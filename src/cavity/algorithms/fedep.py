@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -71,6 +71,8 @@ class FedEP(FactorAlgorithm):
         optimiser: of each row.
         server_optimiser: of the mean of a round's deltas; None keeps the posterior the product of its rows.
     """
+
+    reserved_names: ClassVar[frozenset[str]] = frozenset({REMAINDER})
 
     model: Model
     solver: Solver

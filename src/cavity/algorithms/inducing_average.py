@@ -5,7 +5,8 @@ In turn, a client takes J gradient steps on its own factor and on phi together, 
     phi <- phi + (N_k / N) (phi_k - phi)
 
 The factor was fitted at phi_k and is used at the average, and what other clients know of phi is pulled towards whoever
-came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`.
+came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`. Other than printed,
+there is no solve at fixed phi before the J steps; the factor starts from the rows, or where it was.
 
 The average depends on the order of visits and not on the rows alone, so it is kept in a row of the server's own, which
 is the whole of q(phi); a client that leaves takes its factor with it, but not what phi remembers of it.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -55,6 +56,8 @@ class InducingAverage(RowAlgorithm):
         num_rows: N, of all clients together.
         damping: none.
     """
+
+    reserved_names: ClassVar[frozenset[str]] = frozenset({AVERAGE})
 
     model: SharedModel
     solver: Solver
@@ -99,8 +102,12 @@ class InducingAverage(RowAlgorithm):
         phi = (cavity.shared * solution.tilted.shared).mean
         factor = Hierarchical(problem.factor.shared, solution.tilted.conditional)
         moved = self.model.moved(phi, before.conditional, cavity.conditional, factor.conditional)
-        report = Report(moved, -solution.expected_loss, solution.steps, solution.converged)
+        pulled = 0.5 * jnp.sum(self.model.prior.shared.precision * (phi - before.shared.mean) ** 2)
+        report = Report(moved + pulled, -solution.expected_loss, solution.steps, solution.converged)
         return Answer(Found(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
+
+    def remark_on(self, delta: Found, data: Data) -> str | None:
+        return self.model.remark_on(delta.factor.conditional, data)
 
     def merge(self, row: Hierarchical, delta: Found, exponent: Any) -> Hierarchical:
         return row.towards(delta.factor, exponent)

@@ -46,6 +46,7 @@ class Algorithm(eqx.Module):
     model: eqx.AbstractVar[Any]  # a Model, or a LatentModel
     solver: eqx.AbstractVar[Solver]
     absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
+    reserved_names: ClassVar[frozenset[str]] = frozenset()  # of rows of the server's own, which no client may have
     absorbs_in_double: ClassVar[bool] = True  # whether `absorb` is given answers in float64; else as they came
 
     @property

@@ -49,6 +49,11 @@ class SharedModel(Model):
         """KL(q(theta | phi) of cavity and factor : as it was before); zero where theta is phi."""
         return jnp.zeros((), phi.dtype)
 
+    @property
+    def improves_on_all_rows(self) -> bool:
+        """Whether `improved` needs all of a client's rows, and not a mini-batch of them."""
+        return False
+
     def improved(
         self, phi: Float[Array, " d"], cavity: Any, coordinates: PyTree, data: Data, rate: Float[Array, ""]
     ) -> PyTree:

@@ -15,7 +15,7 @@ share of the way there: natural gradient ascent, which for a Gaussian likelihood
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -26,14 +26,18 @@ from jaxtyping import Array, Float, PyTree
 from cavity.distributions.pseudo import CoupledObservations, Observations, PseudoObservations
 from cavity.errors import CavityError
 from cavity.interfaces import Data, Likelihood
-from cavity.models.inducing import Inducing, sites
+from cavity.models.inducing import NATURAL_RATE, Inducing, sites
 
 LEAST_PRECISION = 1e-3  # of a pseudo-observation at the start
+TWIN = 1e-10  # the squared distance below which two rows have the same inputs
+FIRST_STEPS = 50  # to the sites that a factor starts with
 RIDGE = 1e-10  # of the linear problem of a full covariance, relative to its trace
 
 
 class FactorForm(eqx.Module):
     """How a client's factor looks."""
+
+    needs_all_rows: ClassVar[bool] = False  # to be improved
 
     @abc.abstractmethod
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> Observations:
@@ -68,12 +72,13 @@ class PseudoCoordinates(eqx.Module):
 
 
 def _with_neighbours(data: Data, num_used: Any, size: int) -> tuple[Any, Any]:
-    """Rows at even distances, and of each its nearest neighbour."""
+    """Rows at even distances, and of each its nearest neighbour elsewhere, or itself where there is none."""
     x = jnp.asarray(data.batch[0])
     chosen = (jnp.arange(size) * data.num_rows // jnp.maximum(num_used, 1)) % data.num_rows
     apart = jnp.sum(x[chosen] ** 2, axis=1)[:, None] + jnp.sum(x**2, axis=1) - 2.0 * x[chosen] @ x.T
     rows = jnp.arange(len(x))
-    apart = jnp.where((rows >= data.num_rows) | (rows == chosen[:, None]), jnp.inf, apart)
+    elsewhere = (rows < data.num_rows) & (rows != chosen[:, None]) & (apart > TWIN)
+    apart = jnp.where(elsewhere, apart, jnp.inf)
     nearest = jnp.argmin(apart, axis=1)
     return chosen, jnp.where(jnp.isfinite(jnp.min(apart, axis=1)), nearest, chosen)
 
@@ -81,8 +86,7 @@ def _with_neighbours(data: Data, num_used: Any, size: int) -> tuple[Any, Any]:
 class Decoupled(FactorForm):
     """Pseudo-observations {V, m, S}, fewer than rows.
 
-    They start halfway between a row and its nearest neighbour, with the mean of both outcomes, so that none is a row,
-    and at a client with more than one row they stay fewer than rows.
+    They start halfway between a row and its nearest neighbour with other inputs, with the mean of both outcomes.
 
     Attributes:
         size: at most so many per client.
@@ -98,7 +102,7 @@ class Decoupled(FactorForm):
         if self.size < 1 or not 0 < self.share < 1:
             raise CavityError(
                 f"there must be at least one pseudo-observation and fewer than one per row, not {self.size} and "
-                f"{self.share:g} per row; OwnRows() takes the rows themselves"
+                f"{self.share:g} per row; OwnRows(size) takes the rows themselves"
             )
 
     def check(self, num_rows: int) -> str | None:
@@ -106,7 +110,7 @@ class Decoupled(FactorForm):
             return (
                 f"it has {num_rows} row{'' if num_rows == 1 else 's'}, and its pseudo-observations must be at most "
                 f"{self.share:g} as many, for they would be its rows otherwise; leave it out, join it with another, or "
-                "insist with form=OwnRows() or Coupled()"
+                "insist with form=OwnRows(size) or Coupled()"
             )
         return None
 
@@ -126,15 +130,19 @@ class Decoupled(FactorForm):
     def _first(self, likelihood: Likelihood, unit: Any, data: Data) -> PseudoCoordinates:
         x, y = (jnp.asarray(leaf) for leaf in data.batch)
         weight = jnp.asarray(data.weight)
-        num_used = jnp.clip(jnp.floor(self.share * data.num_rows), 1, self.size)
+        used, num_used = self._used(data)
         chosen, nearest = _with_neighbours(data, num_used.astype(int), self.size)
-        used = (jnp.arange(self.size) < num_used).astype(x.dtype)
-        precision, shift = sites(likelihood, jnp.zeros(len(x), x.dtype), jnp.ones(len(x), x.dtype), y)
+        precision, shift = _row_by_row(likelihood, y)
         mean_of_both = lambda column: 0.5 * (column[chosen] + column[nearest])  # noqa: E731
         # each stands for as many rows as there are per pseudo-observation
         each = jnp.maximum(mean_of_both(precision), LEAST_PRECISION)
         times = jnp.sum(weight) / num_used / unit
         return PseudoCoordinates(mean_of_both(x), mean_of_both(shift) / each, jnp.log(times * each), used)
+
+    def _used(self, data: Data) -> tuple[Float[Array, " k"], Any]:
+        """Which places are in use, and how many."""
+        num_used = jnp.clip(jnp.floor(self.share * data.num_rows), 1, self.size)
+        return (jnp.arange(self.size) < num_used).astype(jnp.asarray(data.batch[0]).dtype), num_used
 
     def _as_full(self, first: PseudoCoordinates) -> PseudoObservations:
         precision = first.used * jnp.exp(first.log_precision)
@@ -153,7 +161,7 @@ class Decoupled(FactorForm):
             return coordinates
         precision, shift = _target(inducing, cavity, coordinates, likelihood, data)
         # S^-1 = B' P B and S^-1 m = B' g with B = (A' A)^-1 A', so that A' S^-1 A = P where A has full rank
-        a = inducing.features(coordinates.inputs[0])
+        a = self._used(data)[0][:, None] * inducing.features(coordinates.inputs[0])
         gram = a.T @ a
         ridge = RIDGE * jnp.trace(gram) * jnp.eye(gram.shape[0], dtype=gram.dtype)
         b = jnp.linalg.solve(gram + ridge, a.T)
@@ -167,6 +175,8 @@ class OwnRows(FactorForm):
     Attributes:
         size: at most so many rows per client.
     """
+
+    needs_all_rows: ClassVar[bool] = True
 
     size: int = eqx.field(static=True)
 
@@ -217,6 +227,19 @@ class Coupled(FactorForm):
         back = lambda right: solve_triangular(inducing.root, right, lower=True, trans=1)  # noqa: E731
         found = CoupledObservations(back(shift), back(back(precision).T))
         return _on_the_way(coordinates, found, rate)
+
+
+def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The sites of rows that know nothing of each other, f ~ N(0, 1) for each: by damped natural gradient steps."""
+
+    def step(_: Any, moments: tuple[Any, Any]) -> tuple[Any, Any]:
+        mean, variance = moments
+        precision, shift = sites(likelihood, mean, variance, y)
+        return mean + NATURAL_RATE * (shift / (1 + precision) - mean), 1 / (1 + precision)
+
+    start = (jnp.zeros_like(y), jnp.ones_like(y))
+    mean, variance = jax.lax.fori_loop(0, FIRST_STEPS, step, start)
+    return sites(likelihood, mean, variance, y)
 
 
 def _on_the_way(here: PyTree, there: PyTree, rate: Any) -> PyTree:

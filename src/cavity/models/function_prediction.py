@@ -17,6 +17,7 @@ from cavity.interfaces import ExpectedPower, Likelihood, OutcomeDraws
 DRAWS = 100
 OUTCOMES = 40  # per draw, for quantiles
 SEED = 0
+GRID, REACH = 401, 8.0  # points for densities, and the standard deviations of f that they span to either side
 
 
 class FunctionPrediction(eqx.Module):
@@ -106,5 +107,14 @@ class FunctionPrediction(eqx.Module):
 
             each = jax.vmap(one)(self.means, self.variances, self.likelihoods)
         else:
-            each = jnp.log(self._over_f(lambda likelihood, f: jnp.exp(likelihood.log_prob(f, y[:, None]))))
+            draws = (self.means, self.variances, self.likelihoods)
+            each = jax.lax.map(lambda draw: _log_expected(draw[0], draw[1], draw[2], y), draws)
         return np.asarray(jax.nn.logsumexp(each, axis=0) - jnp.log(len(each)))
+
+
+def _log_expected(mean: Any, variance: Any, likelihood: Likelihood, y: Any) -> Float[Array, " n"]:
+    """Log E[p(y | f)], f ~ N(mean, variance): on a fine grid, for the likelihood may be much narrower than f."""
+    points = jnp.linspace(-REACH, REACH, GRID)
+    log_weights = jax.nn.log_softmax(-0.5 * points**2)
+    f = mean[:, None] + jnp.sqrt(variance)[:, None] * points
+    return jax.nn.logsumexp(likelihood.log_prob(f[..., None], y[:, None]) + log_weights, axis=1)

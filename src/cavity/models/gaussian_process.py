@@ -36,7 +36,7 @@ from cavity.leaves import require
 from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import Decoupled, FactorForm
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
-from cavity.models.inducing import Inducing, expected_log_prob
+from cavity.models.inducing import NATURAL_RATE, Inducing, expected_log_prob
 from cavity.models.nearness import nearness_to_rows
 
 JITTER = 1e-6
@@ -124,7 +124,13 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         self, phi: Float[Array, " d"], cavity: Any, coordinates: PyTree, data: Data, rate: Float[Array, ""]
     ) -> PyTree:
         inducing, likelihood = self.at(phi)
+        if not isinstance(likelihood, GaussianNoise):  # a full first step would overshoot, and a slow one not forget it
+            rate = jnp.full_like(rate, NATURAL_RATE)
         return self.form.improved(inducing, cavity, coordinates, likelihood, data, rate)
+
+    @property
+    def improves_on_all_rows(self) -> bool:
+        return self.form.needs_all_rows
 
     def remark_on(self, conditional: Any, data: Data) -> str | None:
         if not isinstance(conditional, PseudoObservations):
@@ -240,6 +246,8 @@ def sparse_gp(
     require(jitter, lambda jitter: jitter >= 0, "the jitter must not be negative")
     kernel = squared_exponential(len(names)) if kernel is None else kernel
     likelihood = GaussianNoise(0.3) if likelihood is None else likelihood
+    # a whole number would stay one
+    kernel = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), kernel)
     if likelihood.num_predictors != 1:
         raise CavityError(f"a Gaussian process is one function, and {type(likelihood).__name__} needs several")
     num_numbers = len(positive_leaves(kernel, "kernel")) + len(positive_leaves(likelihood, "likelihood"))

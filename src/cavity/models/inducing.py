@@ -25,6 +25,8 @@ from cavity.distributions.pseudo import Observations
 from cavity.distributions.quadrature import normal_nodes
 from cavity.interfaces import ExpectedPower, Likelihood
 
+NATURAL_RATE = 0.3  # of natural gradient steps where the likelihood is not Gaussian
+
 
 class Inducing(eqx.Module):
     """A kernel at some inducing inputs.
@@ -46,7 +48,8 @@ class Inducing(eqx.Module):
         """With `jitter` times the mean variance on the diagonal of K_ZZ, without which its root may not exist."""
         covariance = kernel(inputs, inputs)
         size = covariance.shape[0]
-        ridge = jnp.asarray(jitter, covariance.dtype) * jnp.trace(covariance) / size
+        least = 10 * size * jnp.finfo(covariance.dtype).eps  # in single precision more than most people would ask for
+        ridge = jnp.maximum(jnp.asarray(jitter, covariance.dtype), least) * jnp.trace(covariance) / size
         root = jnp.linalg.cholesky(covariance + ridge * jnp.eye(size, dtype=covariance.dtype))
         return cls(kernel, inputs, root, jnp.asarray(unit, covariance.dtype))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from cavity.distributions.pseudo import PseudoObservations
 
+MANY = 1000  # rows
 NEAR = 0.1  # of the usual distance between neighbours, below which a pseudo-observation nearly is a row
 
 
@@ -58,12 +59,13 @@ def nearness_to_rows(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -
     inputs, outcomes = np.asarray(factor.inputs)[0][used], factor.outcomes[0][used]
     apart = _distances(inputs, x)
     nearest = apart.argmin(axis=1)
-    between = _distances(x, x)
-    np.fill_diagonal(between, np.inf)
-    usual = np.median(between.min(axis=1)) if len(x) > 1 else 1.0
-    unit = usual if usual > 0 else 1.0  # where most rows have a twin
+    some = x[:: max(len(x) // MANY, 1)][:MANY]  # of very many rows a sample tells the usual distance
+    between = _distances(some, x)
+    between[between == 0] = np.inf  # itself, and twins
+    neighbours = between.min(axis=1)
+    usual = np.median(neighbours[np.isfinite(neighbours)]) if np.isfinite(neighbours).any() else 1.0
     spread = np.std(y) if np.std(y) > 0 else 1.0
-    return Nearness(apart.min(axis=1) / unit, np.abs(outcomes - y[nearest]) / spread, len(x))
+    return Nearness(apart.min(axis=1) / usual, np.abs(outcomes - y[nearest]) / spread, len(x))
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -25,9 +25,10 @@ from cavity.interfaces import Data
 from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import OwnRows
 from cavity.models.gaussian_process import SparseGP
+from cavity.models.inducing import NATURAL_RATE
 
 CERTAIN = 1e14  # the precision of a point, in q(phi)
-NATURAL_RATE, STEP_SIZE = 0.3, 1e-2
+STEP_SIZE = 1e-2
 MEMORY = 20  # of L-BFGS
 
 

@@ -8,11 +8,11 @@ with a sample of phi and a mini-batch per step. The precision of q(phi) is that 
 factor that took precision away, where a client's rows say nothing of an inducing input, would leave another client's
 cavity improper.
 
-A slip of the paper's appendix B: also with alpha = 1 a fixed point is not one of global VI, unless K = 1. The cavity's
+A slip of the paper's appendix B: also with alpha = 1 a fixed point is in general not one of global VI. The cavity's
 normaliser Z_k(phi) depends on phi, so that what phi is fitted to is, together, the sum over clients of
-log Z(phi) - log Z_k(phi) = log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi): hyperparameters are
-chosen by how well each client is predicted from the others. In the first pass over the clients, when the
-cavity of each holds those before it, the two are the same.
+log Z(phi) - log Z_k(phi), for exact factors log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi):
+hyperparameters are chosen by how well each client is predicted from the others. The two are the same for one client,
+for clients that are independent given phi, and in a first pass in turn, when the cavity of each holds those before it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class SharedDescent(Solver):
         updates, memory = optimiser.update(gradient, state.optimiser, state.coordinates)
         moved = jax.tree.map(jnp.add, state.coordinates, updates)
         rate = jnp.maximum(1.0 / (state.steps + 1.0), LEAST_RATE)
-        own = problem.model.improved(phi, problem.cavity.conditional, moved.own, data, rate)
+        rows = problem.data if problem.model.improves_on_all_rows else data
+        own = problem.model.improved(phi, problem.cavity.conditional, moved.own, rows, rate)
         plateau = None if self.plateau is None else self.plateau.update(state.plateau, value, value)
         return DescentState(replace(moved, own=own), memory, plateau, value, state.steps + 1)
 
