@@ -93,8 +93,8 @@ def open_ledger(
             raise ProtocolError(f"no client may be called {name!r}; rename it")
     if held_by_clients and not getattr(algorithm, "rows_multiply", True):
         raise ProtocolError(
-            "rows that hold more than a factor (an optimiser's memory), or that are replaced and not multiplied, cannot "
-            "be kept by the clients; let the server hold them"
+            "rows that hold more than a factor (an optimiser's memory), or that are replaced and not multiplied, "
+            "cannot be kept by the clients; let the server hold them"
         )
     empty = to_host(algorithm.empty_row())
     rows = {} if empty is None else {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
