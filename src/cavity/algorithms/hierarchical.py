@@ -23,10 +23,9 @@ from jaxtyping import Array, Float, PyTree
 
 from cavity.distributions.hierarchical import Hierarchical, joint
 from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
-from cavity.interfaces.shared import SharedModel
+from cavity.interfaces.shared import SharedModel, SharedProblem
 from cavity.leaves import as_number, require
 from cavity.server.damping import Fixed
-from cavity.solvers.shared_descent import SharedDescent, SharedProblem
 from cavity.state import Answer, Brief, Report, Stacked
 
 
@@ -54,6 +53,8 @@ class HierarchicalPVI(RowAlgorithm):
         damping: Damping | None = None,
     ):
         import optax
+
+        from cavity.solvers.shared_descent import SharedDescent
 
         self.model = model
         self.alpha = as_number(alpha)

@@ -29,10 +29,9 @@ from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
 from cavity.errors import CavityError
 from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
-from cavity.interfaces.shared import SharedModel
+from cavity.interfaces.shared import SharedModel, SharedProblem
 from cavity.leaves import as_number, require
 from cavity.server.damping import Fixed
-from cavity.solvers.shared_descent import SharedDescent, SharedProblem
 from cavity.state import Answer, Brief, Reply, Report, ServerState, Stacked
 
 AVERAGE = "(average)"  # the row of the server's own
@@ -64,8 +63,10 @@ class InducingAverage(RowAlgorithm):
     num_rows: Float[Array, ""]
     damping: Damping
 
-    def __init__(self, model: SharedModel, num_rows: float | int, *, solver: SharedDescent | None = None):
+    def __init__(self, model: SharedModel, num_rows: float | int, *, solver: Solver | None = None):
         import optax
+
+        from cavity.solvers.shared_descent import SharedDescent
 
         self.model = model
         self.num_rows = as_number(num_rows)

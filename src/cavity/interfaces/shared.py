@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -66,3 +67,23 @@ class SharedModel(Model):
 
     def log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         raise UnsuitableError(f"{type(self).__name__} knows its rows by a bound, and not by a likelihood of each")
+
+
+class SharedProblem(eqx.Module):
+    """All that a solver needs for a client's factor; cavity, posterior and factor are over phi and theta.
+
+    Attributes:
+        model: with its hyperparameters.
+        cavity: posterior / factor.
+        posterior: as it was received.
+        factor: as it was.
+        data: the rows.
+        alpha: the weight of KL(q(phi) : cavity(phi)), for variational parameters.
+    """
+
+    model: SharedModel
+    cavity: Any
+    posterior: Any
+    factor: Any
+    data: Data
+    alpha: Float[Array, ""]

@@ -30,33 +30,13 @@ from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.errors import CavityError
 from cavity.interfaces import Data, Divergence, Loss, Model, Solution, Solver
-from cavity.interfaces.shared import SharedModel
+from cavity.interfaces.shared import SharedModel, SharedProblem
 from cavity.leaves import as_count, as_number
 from cavity.solvers.gradient import mini_batch
 from cavity.solvers.plateau import Plateau
 
 LEAST_GAIN = -12.0  # the log of the least precision that a factor starts with
 LEAST_RATE = 0.05  # of a closed form: it averages over the last twenty samples of phi
-
-
-class SharedProblem(eqx.Module):
-    """All that a client needs for its part.
-
-    Attributes:
-        model: with its hyperparameters.
-        cavity: posterior / factor.
-        posterior: as it was received.
-        factor: as it was.
-        data: the rows.
-        alpha: the weight of KL(q(phi) : cavity(phi)), for variational parameters.
-    """
-
-    model: SharedModel
-    cavity: Hierarchical
-    posterior: Hierarchical
-    factor: Hierarchical
-    data: Data
-    alpha: Float[Array, ""]
 
 
 class Coordinates(eqx.Module):
@@ -116,8 +96,8 @@ class SharedDescent(Solver):
     def init(self, problem: SharedProblem) -> DescentState:
         model, posterior, factor = problem.model, problem.posterior.shared, problem.factor.shared
         untouched = posterior.precision == model.prior.shared.precision
-        mean = jnp.where(untouched, model.start, posterior.mean)
-        gain = jnp.where(factor.precision > 0, factor.precision, self.first_gain)
+        mean = jnp.asarray(jnp.where(untouched, model.start, posterior.mean))
+        gain = jnp.asarray(jnp.where(factor.precision > 0, factor.precision, self.first_gain))
         own = model.coordinates(problem.factor.conditional, problem.data)
         coordinates = Coordinates(mean, jnp.maximum(jnp.log(gain), LEAST_GAIN), own)
         return DescentState(
