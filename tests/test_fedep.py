@@ -352,7 +352,7 @@ def test_prediction_with_a_point_and_with_draws():
 
 def test_what_cannot_be():
     model, clients = linear_model(), linear_clients()
-    with pytest.raises(ProtocolError, match="keeps its memory in the rows"):
+    with pytest.raises(ProtocolError, match="optimiser.s memory"):
         run(FedEP(model, solver=DESCENT, optimiser=optax.adam), clients, held_by_clients=True)
     with pytest.raises(CavityError, match="keeps no factor per client"):
         run(FedSEP(model, solver=DESCENT), clients, rounds=1).withdraw("york")

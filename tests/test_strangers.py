@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity import ledger, wire
+from cavity import client_ledger, ledger, wire
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.distributions.natural import product
 from cavity.divergences import KL
@@ -258,7 +258,7 @@ def never_stale(state, message):
     ("function", "broken"), [("settle", settle_early), ("settle", settle_never), ("is_stale", never_stale)]
 )
 def test_latents_that_do_not_fit_the_ledger_are_caught(monkeypatch, function, broken):
-    monkeypatch.setattr(ledger, function, broken)
+    monkeypatch.setattr(client_ledger, function, broken)
     algorithm, clients = with_levels()
     with pytest.raises(AssertionError, match="latents that do not belong"):
         check_survives_faults(algorithm, clients, 40)
