@@ -38,7 +38,7 @@ def in_a_new_process(code: str, **environment: str) -> str:
 EVERYTHING = "import cavity; [getattr(cavity, name) for name in cavity.__all__]"
 
 
-def fastest(*programs: str, repeats: int = 5) -> list[float]:
+def fastest(*programs: str, repeats: int = 12) -> list[float]:
     """The processor seconds of each program in its fastest run; the runs are interleaved, so that noise cancels."""
     timed = [f"import time\n{code}\nprint(time.process_time())" for code in programs]
     rounds = [[float(in_a_new_process(code)) for code in timed] for _ in range(repeats)]

@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 
 from cavity import client_ledger, diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
-from cavity.distributions.hierarchical import Hierarchical
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import (
@@ -26,9 +25,7 @@ from cavity.interfaces import (
     ReportedModel,
     Schedule,
 )
-from cavity.models.function_prediction import FunctionPrediction
 from cavity.models.globals_only import GlobalsOnly
-from cavity.models.prediction import Prediction
 from cavity.progress import Watcher
 from cavity.state import ClientState, ServerState
 from cavity.store.directory import RunDirectory
@@ -223,10 +220,10 @@ class Fit:
             remarks += self.algorithm.model.remarks
         return tuple(remarks)
 
-    def predict(
-        self, x: PyTree, *, num_draws: int | None = None, seed: int = 0, point: bool = False
-    ) -> Prediction | FunctionPrediction:
-        """The expected outcome at new rows, with its posterior sd and 90 % interval.
+    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0, point: bool = False) -> Any:
+        """A `Prediction`: the expected outcome at new rows, with its posterior sd and 90 % interval.
+
+        Of a Gaussian process, a `FunctionPrediction` of the function and of outcomes.
 
         Args:
             x: features, as the clients have them (no intercept). With local latents, rows of units that nobody has;
@@ -390,6 +387,8 @@ class Fit:
         return replace(server, schedule=self.schedule.init(server.names))
 
     def _needs_parameters(self) -> None:
+        from cavity.distributions.hierarchical import Hierarchical
+
         if isinstance(self.posterior, Hierarchical):
             raise CavityError("the influence on a function is not one number; compare predictions with and without")
 
