@@ -109,12 +109,11 @@ class SharedDescent(Solver):
         )
 
     def objective(
-        self, key: PRNGKeyArray, problem: SharedProblem, coordinates: Coordinates, data: Data
+        self, noise: Float[Array, " d"], problem: SharedProblem, coordinates: Coordinates, data: Data
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-        """Minus the local free energy, estimated at one sample of phi; and the sample."""
+        """Minus the local free energy, estimated at the sample of phi that this standard normal noise makes; and it."""
         model, cavity = problem.model, problem.cavity
         q = coordinates.shared(cavity.shared)
-        noise = jax.random.normal(key, q.mean.shape, q.mean.dtype)
         phi = coordinates.mean if self.point else q.reparameterise(noise)
         bound = model.bound(phi, cavity.conditional, model.conditional(coordinates.own), data)
         if self.point:
@@ -125,8 +124,10 @@ class SharedDescent(Solver):
     def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
         batch_key, key = jax.random.split(key)
         data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
+        mean = state.coordinates.mean
+        noise = jax.random.normal(key, mean.shape, mean.dtype)
         (value, phi), gradient = jax.value_and_grad(
-            lambda coordinates: self.objective(key, problem, coordinates, data), has_aux=True
+            lambda coordinates: self.objective(noise, problem, coordinates, data), has_aux=True
         )(state.coordinates)
         optimiser = self.optimiser(self.step_size)
         updates, memory = optimiser.update(gradient, state.optimiser, state.coordinates)
