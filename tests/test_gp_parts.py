@@ -155,6 +155,10 @@ def test_student_t_by_its_contract():
     likelihood_contract.check_elementwise(likelihood, f, jnp.asarray(y))
     draws = likelihood.draw(jax.random.key(0), jnp.zeros((20_000, 1)))
     assert float(jnp.std(draws)) == pytest.approx(0.7 * np.sqrt(5 / 3), rel=0.05)
+    with pytest.raises(CavityError, match="scale of a Student t must be positive"):
+        StudentT(-0.7)
+    with pytest.raises(CavityError, match="more than 1 degree"):
+        StudentT(0.7, degrees=1.0)
 
 
 class NormalMean(SharedModel):

@@ -186,11 +186,18 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     assert without.posterior.conditional.inputs.shape[0] == 2
 
 
-def test_survives_faults():
-    """Of coupled factors: the order of a union is that of joining, and the contract compares leaf by leaf."""
-    model = gp.fixed(Z[::2], Coupled(), jitter=1e-6)
+@pytest.mark.parametrize("form", [Coupled(), OwnRows(27), Decoupled(20, share=0.9, full=True)], ids=lambda f: str(f))
+def test_survives_faults(form):
+    """The order of a union is that of joining, so that what it says of u is compared."""
+    model = gp.fixed(Z[::2], form, jitter=1e-6)
+    inducing, _ = model.at(jnp.zeros(0))
+
+    def said_of_u(posterior):
+        values = inducing.values(posterior.conditional)
+        return values.precision, values.shift
+
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
-    check_survives_faults(algorithm, split(13, 27), 15, first_seed=50_000, held_by_clients=False)
+    check_survives_faults(algorithm, split(13, 27), 15, first_seed=50_000, held_by_clients=False, canonical=said_of_u)
 
 
 def test_predictions_against_the_mixture_of_gaussians():

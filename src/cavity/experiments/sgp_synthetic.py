@@ -30,7 +30,7 @@ from cavity.solvers.shared_descent import SharedDescent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PVI, AVERAGED, POOLED = METHODS = ("PVI", "averaging, J = 1000", "pooled")
+PVI, AVERAGED, POOLED = METHODS = ("PVI", "averaging", "pooled")
 LEVELS = (0.025, 0.25, 0.75, 0.975)
 BAR = 0.05
 ALPHA = 0.1  # the paper's
@@ -43,7 +43,9 @@ def sgp_synthetic(journal: Journal, size: Size, seed: int) -> None:
         Size.DEFAULT: (40, 500, 4, 1),
         Size.FULL: (40, 500, 4, 5),
     }[size]
-    journal.settings(num_inducing=num_inducing, steps=steps, visits=5 * passes, alpha=ALPHA, seeds=seeds)
+    journal.settings(
+        num_inducing=num_inducing, steps=steps, averaging_steps=2 * steps, visits=5 * passes, alpha=ALPHA, seeds=seeds
+    )
     for draw in range(seed, seed + seeds):
         found = compare(journal, draw, num_inducing, steps, passes)
         label = "" if draw == seed else f" (data {draw})"

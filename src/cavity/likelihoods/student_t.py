@@ -12,6 +12,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.interfaces import ClosedFormMean, Noisy, OutcomeDraws
+from cavity.leaves import require
 
 
 class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
@@ -23,7 +24,11 @@ class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
     """
 
     scale: Float[Array, ""] = eqx.field(converter=lambda scale: jnp.asarray(scale, float))
-    degrees: float = eqx.field(static=True, default=4.0)
+    degrees: float | int = eqx.field(static=True, default=4.0)
+
+    def __check_init__(self) -> None:
+        require(self.scale, lambda scale: scale > 0, "the scale of a Student t must be positive")
+        require(self.degrees, lambda degrees: degrees > 1, "a Student t has a mean with more than 1 degree of freedom")
 
     @property
     def num_predictors(self) -> int:
