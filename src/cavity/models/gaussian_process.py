@@ -218,7 +218,7 @@ def sparse_gp(
     jitter: float = JITTER,
     seed: int = 0,
 ) -> SparseGP:
-    """A sparse Gaussian process, for `FederatedGP`.
+    """A sparse Gaussian process, for `HierarchicalPVI`.
 
     Args:
         features: names of the inputs, or how many there are. Inputs should be standardised.
