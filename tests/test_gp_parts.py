@@ -17,6 +17,7 @@ from cavity.algorithms import HierarchicalPVI, InducingAverage
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.distributions.pseudo import CoupledObservations, PseudoObservations
+from cavity.engines.letters import check_message
 from cavity.errors import CavityError, ProtocolError
 from cavity.interfaces import Data
 from cavity.interfaces.shared import SharedModel
@@ -27,7 +28,7 @@ from cavity.models.nearness import nearness_to_rows
 from cavity.schedules import Sequential
 from cavity.solvers.annealed import annealed_adam
 from cavity.solvers.shared_descent import SharedDescent
-from cavity.state import Brief
+from cavity.state import Brief, Message, Settlement
 from tests import gp_problems as gp
 from tests.contracts import likelihood as likelihood_contract
 
@@ -124,6 +125,19 @@ def test_a_client_is_told_before_it_sends():
     fit = cavity.run(algorithm, {"a": (x, y)}, rounds=1)
     remark = algorithm.remark_on(fit.server.rows["a"], fit.clients["a"])
     assert "6 pseudo-observations for 12 rows, 1 of them nearer to a row" in remark  # to a third row, not of its pair
+
+
+def test_a_union_goes_by_letter():
+    """What a client receives is longer than the prior; any other shape is refused."""
+    model = gp.fixed(np.linspace(-3, 3, 6)[:, None], Decoupled(6), jitter=1e-6)
+    x, y = gp.rows(24)
+    algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
+    fit = cavity.run(algorithm, {"a": (x[:12], y[:12]), "b": (x[12:], y[12:])}, rounds=1)
+    message = Message("a", 1, 1, Settlement(), Brief(fit.posterior, fit.server.rows["a"]))
+    assert check_message(algorithm, message, "a") is message
+    wide = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=1) if np.ndim(leaf) > 1 else leaf, fit.posterior)
+    with pytest.raises(ProtocolError, match="the posterior has an array"):
+        check_message(algorithm, replace(message, brief=Brief(wide, fit.server.rows["a"])), "a")
 
 
 def test_averaging_moves_by_a_clients_share_of_the_rows():

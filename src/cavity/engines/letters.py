@@ -189,14 +189,21 @@ def _check_header(item: Message | Reply) -> None:
 
 
 def _check_like(what: str, tree: PyTree, reference: PyTree) -> None:
-    """The same structure, with arrays of the same shapes and kinds of numbers."""
+    """The same structure, with arrays of the same shapes and kinds of numbers.
+
+    A posterior that is the union of its factors is longer than its prior, which is a union of none.
+    """
     leaves, structure = jax.tree.flatten(tree)
     expected, shape_of_all = jax.tree.flatten(reference)
     if str(structure) != str(shape_of_all):
         raise ProtocolError(f"{what} has another structure than this study's: {structure} instead of {shape_of_all}")
     for leaf, like in zip(leaves, expected, strict=True):
         mine, theirs = np.asarray(leaf), np.asarray(like)
-        if mine.shape != theirs.shape or mine.dtype.kind != theirs.dtype.kind:
+        of_none = theirs.ndim > 1 and theirs.shape[0] == 0
+        fits = (
+            mine.shape[1:] == theirs.shape[1:] and mine.ndim == theirs.ndim if of_none else mine.shape == theirs.shape
+        )
+        if not fits or mine.dtype.kind != theirs.dtype.kind:
             raise ProtocolError(
                 f"{what} has an array of {mine.dtype} and shape {mine.shape} where this study's has {theirs.dtype} "
                 f"and {theirs.shape}"
