@@ -57,6 +57,23 @@ def test_differences_are_paired_and_judged(tmp_path):
     assert [check.holds for check in result.checks] == [True, True]
 
 
+def test_visits_needed_are_those_from_which_on_it_is_near(tmp_path):
+    journal = Journal("sgp-uci", tmp_path)
+    by_visit = {
+        ("boston", split): [
+            {"visits": 10 * (i + 1), "log_likelihood": value + noise} for i, value in enumerate((0.0, -0.2, -0.04, 0.1))
+        ]
+        for split, noise in enumerate((0.01, -0.01))
+    }
+    by_visit |= {("yacht", split): [{"visits": 10, "log_likelihood": -0.2}] * 4 for split in range(2)}
+    scores = {(name, split, POOLED): {"log_likelihood": 0.0} for name, split in by_visit}
+    sgp_uci._visits_needed(journal, by_visit, scores, ["boston", "yacht"])
+    boston, yacht = journal.close().results["visits needed"]
+    assert boston["visits"] == 30  # near after ten too, but not after twenty
+    assert boston["gap 2"] == pytest.approx(-0.2)
+    assert yacht["visits"] is None
+
+
 @needs_data
 def test_validation_rows_are_not_fitted(monkeypatch):
     seen = {}
@@ -76,7 +93,12 @@ def test_banana_is_split_along_a_coordinate():
 
 
 EXPERIMENTS = {"synthetic": sgp_synthetic, "bench": bench_gp}
-WITH_DATA = {"uci": sgp_uci.sgp_uci, "weather": sgp_weather, "banana": sgp_banana.sgp_banana}
+WITH_DATA = {
+    "uci": sgp_uci.sgp_uci,
+    "large": sgp_uci.sgp_uci_large,
+    "weather": sgp_weather,
+    "banana": sgp_banana.sgp_banana,
+}
 
 
 @pytest.mark.slow

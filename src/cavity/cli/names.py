@@ -29,6 +29,7 @@ REPRODUCE = {
     "fedep-omniglot": "cavity.experiments.fedep_omniglot:fedep_omniglot",
     "sgp-synthetic": "cavity.experiments.sgp_synthetic:sgp_synthetic",
     "sgp-uci": "cavity.experiments.sgp_uci:sgp_uci",
+    "sgp-uci-large": "cavity.experiments.sgp_uci:sgp_uci_large",
     "sgp-weather": "cavity.experiments.sgp_weather:sgp_weather",
     "sgp-banana": "cavity.experiments.sgp_banana:sgp_banana",
     "sfvi-cities": "cavity.experiments.sfvi_cities:sfvi_cities",

@@ -53,7 +53,7 @@ class Setting:
     num_inducing: int = 100
     most_pseudo: int = 500
     passes: int = 3
-    num_steps: int = 300
+    num_steps: int = 600
     step_size: float = 0.03
     alpha: float = 0.01
     batch_size: int | None = None

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 SMALL = ("boston", "concrete", "energy", "wine_red", "yacht")
 LARGE = ("kin8nm", "naval", "power", "protein")
 BAR = 0.05  # nats from pooled
-
-Found = dict[str, list[dict[str, Any]]]
+BRIEF = Setting(num_steps=200)
 
 
 def sgp_uci(journal: Journal, size: Size, seed: int) -> None:
@@ -40,6 +39,15 @@ def sgp_uci(journal: Journal, size: Size, seed: int) -> None:
     run_sets(journal, names, splits, setting, seed, judged=size is not Size.QUICK)
 
 
+def sgp_uci_large(journal: Journal, size: Size, seed: int) -> None:
+    """One split of each of the four large sets; with fewer steps per visit, for each costs more."""
+    quick = size is Size.QUICK
+    names = LARGE[:1] if quick else LARGE
+    setting = Setting(num_inducing=20, most_pseudo=20, passes=1, num_steps=20, central_steps=20) if quick else BRIEF
+    journal.settings(sets=names, splits=1, clients=gp_data.UCI_CLIENTS, **asdict(setting))
+    run_sets(journal, names, 1, setting, seed, judged=False)
+
+
 def run_sets(journal: Journal, names: Sequence[str], splits: int, setting: Setting, seed: int, *, judged: bool) -> None:
     """The experiment on these sets; each of set, split and method is a task by itself."""
     tasks = [
@@ -49,15 +57,19 @@ def run_sets(journal: Journal, names: Sequence[str], splits: int, setting: Setti
         for method in METHODS
     ]
     scores: dict[tuple[str, int, str], dict[str, Any]] = {}
+    by_visit: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for (name, split, method, *_), found in side_by_side(one, tasks):
         for visit in found:
             journal.row("visits", set=name, split=split, method=method, **visit)
         scores[name, split, method] = last = found[-1]
+        if method == DPO:
+            by_visit[name, split] = found
         journal.say(
             f"{name}, split {split}, {method}: {last['log_likelihood']:.3f} nats, rmse {last['rmse']:.3f}, "
             f"{last['seconds']:.0f} s"
         )
     differences = _differences(journal, scores, names)
+    _visits_needed(journal, by_visit, scores, names)
     _judge(journal, differences, names, judged)
     journal.figure("scores", lambda: draw_scores(scores, names))
 
@@ -96,6 +108,27 @@ def _differences(journal: Journal, scores: Mapping[Any, Any], names: Sequence[st
             found[name, other] = float(np.mean(gaps))
             journal.row("differences", set=name, other=other, difference=found[name, other], standard_error=error)
     return found
+
+
+def _visits_needed(
+    journal: Journal,
+    by_visit: Mapping[tuple[str, int], list[dict[str, Any]]],
+    scores: Mapping[Any, Any],
+    names: Sequence[str],
+) -> None:
+    """After how many visits DPO is near pooling in the mean over splits, and stays; None where it is not."""
+    for name in names:
+        splits = sorted(split for n, split in by_visit if n == name)
+        gaps = [
+            float(np.mean([visit["log_likelihood"] - scores[name, s, POOLED]["log_likelihood"] for s, visit in turns]))
+            for turns in zip(*([(s, visit) for visit in by_visit[name, s]] for s in splits), strict=True)
+        ]
+        needed = None
+        for visit, gap in zip(reversed(by_visit[name, splits[0]]), reversed(gaps), strict=True):
+            if gap < -BAR:
+                break
+            needed = visit["visits"]
+        journal.row("visits needed", set=name, visits=needed, **{f"gap {i + 1}": gap for i, gap in enumerate(gaps)})
 
 
 def _judge(journal: Journal, differences: Mapping[tuple[str, str], float], names: Sequence[str], judged: bool) -> None:
