@@ -161,6 +161,26 @@ def test_averaging_moves_by_a_clients_share_of_the_rows():
         InducingAverage(model, 30, solver=SharedDescent(optax.adam))
 
 
+def test_a_factor_is_fitted_before_phi_moves():
+    """As many steps alone as `still_steps` says, and then as if the descent began there."""
+    x, y = gp.rows(12)
+    model = cavity.models.sparse_gp(1, num_inducing=5, form=Decoupled(6), learns_hyperparameters=False, seed=1)
+    algorithm = InducingAverage(model, 12)
+    data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(12), jnp.asarray(12))
+    empty = algorithm.empty_row()
+    problem = algorithm.problem(Brief(algorithm.rebuild(algorithm.prior, [empty]), empty), None, data)
+    solver = SharedDescent(optax.adam, 0.01, num_steps=12, point=True, still_steps=10)
+    start = state = solver.init(problem)
+    step = eqx.filter_jit(solver.step)
+    for i in range(10):
+        state = step(jax.random.key(i), problem, state)
+    np.testing.assert_array_equal(state.coordinates.mean, start.coordinates.mean)
+    assert float(jnp.max(jnp.abs(state.coordinates.own.outcomes - start.coordinates.own.outcomes))) > 0.03
+    moved = step(jax.random.key(10), problem, state)
+    first = jnp.abs(moved.coordinates.mean - state.coordinates.mean)
+    np.testing.assert_allclose(first, 0.01, rtol=1e-3)  # the first step of Adam, wherever there is a gradient
+
+
 def test_student_t_by_its_contract():
     likelihood = StudentT(0.7, degrees=5.0)
     f = jnp.asarray(RNG.normal(size=(5, 1)))

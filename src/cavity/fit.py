@@ -17,14 +17,7 @@ from cavity import client_ledger, diagnostics, evidence, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
 from cavity.errors import CavityError, UnsuitableError
 from cavity.federation import Observer, Record, Stopping
-from cavity.interfaces import (
-    ClientSource,
-    CombiningAlgorithm,
-    Data,
-    LatentModel,
-    ReportedModel,
-    Schedule,
-)
+from cavity.interfaces import ClientSource, CombiningAlgorithm, Data, LatentModel, ReportedModel, Schedule
 from cavity.models.globals_only import GlobalsOnly
 from cavity.progress import Watcher
 from cavity.state import ClientState, ServerState

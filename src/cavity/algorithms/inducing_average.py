@@ -1,12 +1,12 @@
 """The baseline of federated sparse Gaussian processes, Algorithm 1: shared variational parameters by averaging.
 
-In turn, a client takes J gradient steps on its own factor and on phi together, as if phi were its own; the server takes
+In turn, a client fits its factor where phi is, and takes J gradient steps on factor and phi together, as if phi were
+its own; the server takes
 
     phi <- phi + (N_k / N) (phi_k - phi)
 
 The factor was fitted at phi_k and is used at the average, and what other clients know of phi is pulled towards whoever
-came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`. Other than printed,
-there is no solve at fixed phi before the J steps; the factor starts from the rows, or where it was.
+came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`.
 
 The average depends on the order of visits and not on the rows alone, so it is kept in a row of the server's own, which
 is the whole of q(phi); a client that leaves takes its factor with it, but not what phi remembers of it.
@@ -51,7 +51,7 @@ class InducingAverage(RowAlgorithm):
 
     Attributes:
         model: a SharedModel.
-        solver: J gradient steps.
+        solver: gradient steps, `still_steps` of them at the phi that there is, and then J.
         num_rows: N, of all clients together.
         damping: none.
     """
@@ -71,7 +71,8 @@ class InducingAverage(RowAlgorithm):
         self.model = model
         self.num_rows = as_number(num_rows)
         require(self.num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
-        self.solver = SharedDescent(optax.adam, num_steps=1000, point=True) if solver is None else solver
+        by_default = SharedDescent(optax.adam, num_steps=1500, point=True, still_steps=500)
+        self.solver = by_default if solver is None else solver
         if not getattr(self.solver, "point", False):
             raise CavityError("what is averaged is a point; give SharedDescent(..., point=True)")
         self.damping = Fixed(1.0)

@@ -73,6 +73,7 @@ class SharedDescent(Solver):
         plateau: a convergence test; None takes all steps.
         first_gain: the precision that a factor starts with for phi, at its client's first visit.
         point: phi is a point, and has no KL; for averaging.
+        still_steps: in so many of the steps, the first, phi stays where it is.
     """
 
     has_long_steps: ClassVar[bool] = True
@@ -84,6 +85,7 @@ class SharedDescent(Solver):
     plateau: Plateau | None = None
     first_gain: Float[Array, ""] = eqx.field(converter=as_number, default=100.0)
     point: bool = eqx.field(static=True, default=False)
+    still_steps: Int[Array, ""] = eqx.field(converter=as_count, default=0)
 
     def __check_init__(self) -> None:
         if not callable(self.optimiser):
@@ -129,8 +131,15 @@ class SharedDescent(Solver):
         (value, phi), gradient = jax.value_and_grad(
             lambda coordinates: self.objective(noise, problem, coordinates, data), has_aux=True
         )(state.coordinates)
+        moves = (state.steps >= self.still_steps).astype(mean.dtype)
+        gradient = replace(gradient, mean=moves * gradient.mean, log_gain=moves * gradient.log_gain)
         optimiser = self.optimiser(self.step_size)
-        updates, memory = optimiser.update(gradient, state.optimiser, state.coordinates)
+        begun = jax.tree.map(  # anew when phi begins to move: it has no memory yet, and would start with a leap
+            lambda new, old: jnp.where(state.steps == self.still_steps, new, old),
+            optimiser.init(state.coordinates),
+            state.optimiser,
+        )
+        updates, memory = optimiser.update(gradient, begun, state.coordinates)
         moved = jax.tree.map(jnp.add, state.coordinates, updates)
         rate = jnp.maximum(1.0 / (state.steps + 1.0), LEAST_RATE)
         rows = problem.data if problem.model.improves_on_all_rows else data
