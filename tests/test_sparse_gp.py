@@ -1,5 +1,6 @@
 """Sparse Gaussian processes over clients, against Titsias' closed form, the exact process and finite differences."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from cavity.models.pooled_process import central_gp, collapsed_bound, exact_rows
 from cavity.schedules import Sequential, Synchronous
 from cavity.server import Fixed
 from cavity.solvers.shared_descent import SharedDescent
+from cavity.state import Brief
 from tests import gp_problems as gp
 from tests.contracts.faults import check_survives_faults
 
@@ -317,3 +319,25 @@ def test_whole_numbers_are_learned_like_others_and_nothing_to_summarise_is_no_er
     assert fit.prior_scales == {}
     with pytest.raises(CavityError, match="compare predictions"):
         fit.influence()
+
+
+def test_cost_and_memory_grow_linearly_with_pseudo_observations():
+    """Of a client's step, as the compiler counts both; a constant part is the inducing inputs' own."""
+
+    def cost(num_clients):
+        model = sparse_gp(2, num_inducing=20, form=Decoupled(200))
+        algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam))
+        x, y = np.zeros((300, 2)), np.zeros(300)
+        data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(300), jnp.asarray(300))
+        empty = algorithm.empty_row()
+        posterior = algorithm.rebuild(algorithm.prior, [empty] * num_clients)
+        problem = algorithm.problem(Brief(posterior, empty), None, data)
+        numbers, rest = eqx.partition((problem, algorithm.solver.init(problem)), eqx.is_array)
+        step = lambda key, numbers: algorithm.solver.step(key, *eqx.combine(numbers, rest)).value  # noqa: E731
+        compiled = jax.jit(step).lower(jax.random.key(0), numbers).compile()
+        return np.array([compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes])
+
+    few, some, many = cost(5), cost(10), cost(20)
+    assert (some > 1.2 * few).all()
+    np.testing.assert_allclose((many - some)[0], 2 * (some - few)[0], rtol=1e-2)
+    assert (many - some)[1] <= 2.2 * (some - few)[1]  # buffers are shared, so that it may grow by less
