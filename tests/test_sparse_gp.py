@@ -341,3 +341,55 @@ def test_cost_and_memory_grow_linearly_with_pseudo_observations():
     assert (some > 1.2 * few).all()
     np.testing.assert_allclose((many - some)[0], 2 * (some - few)[0], rtol=1e-2)
     assert (many - some)[1] <= 2.2 * (some - few)[1]  # buffers are shared, so that it may grow by less
+
+
+def _three_clients(exact):
+    """A model that learns everything, three clients' rows, a factor of each and a phi away from its start."""
+    rng = np.random.default_rng(3)
+    model = sparse_gp(1, num_inducing=6, form=OwnRows(14), kernel=squared_exponential(1, 0.8), seed=2)
+    phi = model.start + 0.1 * rng.normal(size=model.start.shape)
+    rows, factors = [], []
+    for part in np.split(np.arange(40), [12, 26]):
+        x, y = jnp.asarray(X[part]), jnp.asarray(Y[part])
+        rows.append(Data((x, y), jnp.ones(len(y)), jnp.asarray(len(y))))
+        if exact:  # under the noise that S is a multiple of
+            factors.append(exact_rows(1.0, x, y))
+        else:
+            seen = rng.normal(size=(1, 7, 1)), rng.normal(size=(1, 7)), rng.uniform(0.2, 2.0, (1, 7))
+            factors.append(PseudoObservations(*map(jnp.asarray, seen)))
+    return model, phi, rows, factors
+
+
+def _gradients(objective, phi, rows, factors):
+    """Of each client, in phi and in its factor."""
+    cavities = [factors[0].together([f for j, f in enumerate(factors) if j != k]) for k in range(len(rows))]
+    return [
+        jax.grad(objective, argnums=(0, 2))(phi, cavity, factor, data)
+        for cavity, factor, data in zip(cavities, factors, rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact factors", "any factors"])
+def test_what_clients_climb_adds_up_to_the_bound_of_all(exact):
+    model, phi, rows, factors = _three_clients(exact)
+    x, y = (jnp.concatenate([data.batch[i] for data in rows]) for i in range(2))
+    everything = Data((x, y), jnp.ones(len(y)), jnp.asarray(len(y)))
+    nothing = PseudoObservations.none(1, 1, 1, full=False)
+    whole = jax.grad(lambda phi: model.bound(phi, nothing, PseudoObservations.together(factors), everything))(phi)
+    ours = sum(shared for shared, _ in _gradients(model.climbed, phi, rows, factors))
+    np.testing.assert_allclose(ours, whole, rtol=1e-8, atol=1e-8)
+    printed = sum(shared for shared, _ in _gradients(model.bound, phi, rows, factors))
+    assert float(jnp.max(jnp.abs(printed - whole))) > 5.0  # nats: the paper's slip
+    if exact:  # it is that of Titsias
+        np.testing.assert_allclose(ours, jax.grad(lambda phi: collapsed_bound(model, phi, x, y))(phi), rtol=1e-6)
+
+
+def test_a_factor_climbs_the_local_bound():
+    model, phi, rows, factors = _three_clients(exact=False)
+    ours, printed = (_gradients(objective, phi, rows, factors) for objective in (model.climbed, model.bound))
+    for (_, mine), (_, theirs) in zip(ours, printed, strict=True):
+        for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
+    alone = PseudoObservations.none(1, 1, 1, full=False)
+    mine, theirs = (jax.grad(f)(phi, alone, factors[0], rows[0]) for f in (model.climbed, model.bound))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)  # of one client it is the same

@@ -61,6 +61,10 @@ class Observations(eqx.Module):
     def seen(self, root: Float[Array, "m m"], features: Features) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
         """(P, g), with L and the features of inputs."""
 
+    def share_of(self: O, others: O) -> Float[Array, ""] | None:
+        """How large a part of all observations these are, where that is known."""
+        return None
+
     @property
     @abc.abstractmethod
     def is_finite(self) -> Bool[Array, ""]:
@@ -111,6 +115,17 @@ class PseudoObservations(Observations):
             flat = a.reshape(-1, a.shape[-1])
             return flat.T @ (precision.reshape(-1, 1) * flat), shift.reshape(-1) @ flat
         return jnp.einsum("gkm,gkl,gln->mn", a, precision, a), jnp.einsum("gk,gkm->m", shift, a)
+
+    def share_of(self, others: PseudoObservations) -> Float[Array, ""]:
+        own = jnp.maximum(self._count, 1.0)
+        return own / (jnp.maximum(others._count, 0.0) + own)
+
+    @property
+    def _count(self) -> Float[Array, ""]:
+        """Of those that say something; those that were divided out count as taken away."""
+        precision = jnp.asarray(self.precision)
+        each = precision if precision.ndim == 2 else jnp.diagonal(precision, axis1=1, axis2=2)
+        return jnp.sum(jnp.sign(each))
 
     @property
     def is_finite(self) -> Bool[Array, ""]:

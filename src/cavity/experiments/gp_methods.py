@@ -53,8 +53,8 @@ class Setting:
     num_inducing: int = 100
     most_pseudo: int = 500
     passes: int = 3
-    num_steps: int = 600
-    step_size: float = 0.03
+    num_steps: int = 300
+    step_size: float = 0.1
     alpha: float = 0.01
     batch_size: int | None = None
     central_steps: int = 300

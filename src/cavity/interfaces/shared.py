@@ -46,6 +46,13 @@ class SharedModel(Model):
     def bound(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
         """E[log p(rows | theta)] - KL(q(theta | phi) : cavity(theta | phi)) under q proportional to cavity * factor."""
 
+    def climbed(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+        """The bound, with such a gradient in phi that those of all clients add up to that of one bound for all.
+
+        That of `bound` itself does for clients that are independent given phi (`solvers/shared_descent.py`).
+        """
+        return self.bound(phi, cavity, conditional, data)
+
     def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
         """KL(q(theta | phi) of cavity and factor : as it was before); zero where theta is phi."""
         return jnp.zeros((), phi.dtype)

@@ -36,7 +36,7 @@ from cavity.leaves import require
 from cavity.likelihoods import GaussianNoise
 from cavity.models.factor_forms import Decoupled, FactorForm
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
-from cavity.models.inducing import NATURAL_RATE, Inducing, expected_log_prob
+from cavity.models.inducing import NATURAL_RATE, Inducing, Values, expected_log_prob
 from cavity.models.nearness import nearness_to_rows
 
 JITTER = 1e-6
@@ -110,11 +110,24 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
 
     def bound(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
-        x, y = data.batch
         others = inducing.values(cavity)
         everybody = inducing.with_factor(others, conditional)
-        mean, variance = inducing.marginals(everybody, x)
-        return jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y) - everybody.kl(others)
+        return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others)
+
+    def climbed(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+        """In phi, the gradient of E[log p(y_k | f)] - w_k KL(q(u) : p(u)), where w_k adds up to one over clients."""
+        share = conditional.share_of(cavity)
+        if share is None:
+            return self.bound(phi, cavity, conditional, data)
+        inducing, likelihood = self.at(phi)
+        others = inducing.values(cavity)
+        fit = _fit_of(inducing, likelihood, inducing.with_factor(others, conditional), data)
+        still = jax.lax.stop_gradient
+        # of the factor alone
+        local = still(inducing).with_factor(still(others), conditional).kl(still(others))
+        # of phi alone: its gradient counts, and not its value
+        whole = inducing.with_factor(others, still(conditional)).kl(Values.prior(len(inducing.root), phi.dtype))
+        return fit - local - still(share) * (whole - still(whole))
 
     def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
         inducing, _ = self.at(phi)
@@ -200,6 +213,13 @@ def _predict(model: SparseGP, posterior: Hierarchical, x: Any, key: Any, num_dra
 
     draws = posterior.shared.sample(key, (num_draws,))
     return FunctionPrediction(*jax.lax.map(one, draws))
+
+
+def _fit_of(inducing: Inducing, likelihood: Likelihood, values: Values, data: Data) -> Float[Array, ""]:
+    """E[log p(y_k | f)]."""
+    x, y = data.batch
+    mean, variance = inducing.marginals(values, x)
+    return jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
 
 
 def sparse_gp(

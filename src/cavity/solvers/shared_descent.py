@@ -8,11 +8,17 @@ with a sample of phi and a mini-batch per step. The precision of q(phi) is that 
 factor that took precision away, where a client's rows say nothing of an inducing input, would leave another client's
 cavity improper.
 
-A slip of the paper's appendix B: also with alpha = 1 a fixed point is in general not one of global VI. The cavity's
-normaliser Z_k(phi) depends on phi, so that what phi is fitted to is, together, the sum over clients of
+A slip of the paper's appendix B: also with alpha = 1 a fixed point of (7) is in general not one of global VI. The
+cavity's normaliser Z_k(phi) depends on phi, so that what phi is fitted to is, together, the sum over clients of
 log Z(phi) - log Z_k(phi), for exact factors log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi):
-hyperparameters are chosen by how well each client is predicted from the others. The two are the same for one client,
-for clients that are independent given phi, and in a first pass in turn, when the cavity of each holds those before it.
+hyperparameters are chosen by how well each client is predicted from the others, and noise comes out too low. The two
+are the same for one client, for clients that are independent given phi, and in a first pass in turn, when the cavity of
+each holds those before it. So phi climbs (`SharedModel.climbed`) another part of the same whole,
+
+    E[log p(y_k | theta)] - w_k KL(q(theta | phi) : p(theta | phi)),    sum of w_k = 1
+
+which clients can compute, for all factors are known to them, and which add up to the bound of global VI; the factor of
+theta given phi climbs (7) as printed. Where w_k is not known, (7) is what phi climbs too.
 """
 
 from __future__ import annotations
@@ -117,7 +123,8 @@ class SharedDescent(Solver):
         model, cavity = problem.model, problem.cavity
         q = coordinates.shared(cavity.shared)
         phi = coordinates.mean if self.point else q.reparameterise(noise)
-        bound = model.bound(phi, cavity.conditional, model.conditional(coordinates.own), data)
+        climbed = model.bound if self.point else model.climbed
+        bound = climbed(phi, cavity.conditional, model.conditional(coordinates.own), data)
         if self.point:
             return -bound, phi
         weight = jnp.where(model.is_auxiliary, problem.alpha.astype(phi.dtype), 1.0)
