@@ -2,9 +2,9 @@
 
 K = 10 clients with rows at random, M = 100 inducing inputs, M_k = min(0.8 n_k, 500) pseudo-observations, clients in
 turn without damping, as in the paper. Other than there: 30 visits and not 100; a fixed number of steps per visit; S a
-multiple of the noise (`models/inducing.py`); what inducing inputs and hyperparameters climb (`solvers/shared_descent.py`;
-of CPO as printed); and alpha = 0.01 where the paper has 0.1, chosen on validation rows (docs/results/sparse-gps.md). Log
-likelihoods are of standardised outcomes.
+multiple of the noise (`models/inducing.py`); what inducing inputs and hyperparameters climb, except for CPO
+(`solvers/shared_descent.py`); and alpha = 0.01 where the paper has 0.1, chosen on validation rows
+(docs/results/sparse-gps.md). Log likelihoods are of standardised outcomes.
 """
 
 from __future__ import annotations
