@@ -95,5 +95,5 @@ def draw(model: SparseGP, posteriors: dict[str, Any], clients: dict[str, Rows]) 
         centre, _ = model.inducing_inputs(posterior)
         axes.plot(*centre.T, linestyle="none", marker="x", color="#222222", label="inducing inputs")
         axes.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=method)
-    panels[0].legend(frameon=False, loc="upper right", markerscale=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
     return figure
