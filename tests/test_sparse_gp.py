@@ -199,7 +199,7 @@ def test_survives_faults(form):
         return values.precision, values.shift
 
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
-    check_survives_faults(algorithm, split(13, 27), 15, first_seed=50_000, held_by_clients=False, canonical=said_of_u)
+    check_survives_faults(algorithm, split(13, 27), 8, first_seed=50_000, held_by_clients=False, canonical=said_of_u)
 
 
 def test_predictions_against_the_mixture_of_gaussians():
