@@ -355,14 +355,15 @@ def _three_clients(exact):
         if exact:  # under the noise that S is a multiple of
             factors.append(exact_rows(1.0, x, y))
         else:
-            seen = rng.normal(size=(1, 7, 1)), rng.normal(size=(1, 7)), rng.uniform(0.2, 2.0, (1, 7))
+            used = (np.arange(7) < 3 + 2 * len(factors)).astype(float)  # three, five and seven places in use
+            seen = rng.normal(size=(1, 7, 1)), used * rng.normal(size=(1, 7)), used * rng.uniform(0.2, 2.0, (1, 7))
             factors.append(PseudoObservations(*map(jnp.asarray, seen)))
     return model, phi, rows, factors
 
 
 def _gradients(objective, phi, rows, factors):
-    """Of each client, in phi and in its factor."""
-    cavities = [factors[0].together([f for j, f in enumerate(factors) if j != k]) for k in range(len(rows))]
+    """Of each client, in phi and in its factor; its own is divided out of the union, as a client does."""
+    cavities = [PseudoObservations.together(factors) / factor for factor in factors]
     return [
         jax.grad(objective, argnums=(0, 2))(phi, cavity, factor, data)
         for cavity, factor, data in zip(cavities, factors, rows, strict=True)
@@ -393,3 +394,18 @@ def test_a_factor_climbs_the_local_bound():
     alone = PseudoObservations.none(1, 1, 1, full=False)
     mine, theirs = (jax.grad(f)(phi, alone, factors[0], rows[0]) for f in (model.climbed, model.bound))
     np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)  # of one client it is the same
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_shares_of_all_observations(full):
+    """Of three, five and seven places in use; what was divided out of a union does not count."""
+    factors = []
+    for count in (3, 5, 7):
+        precision = np.where(np.arange(7) < count, 0.5, 0.0)
+        factors.append(PseudoObservations(np.zeros((1, 7, 2)), np.zeros((1, 7)), precision[None]))
+    if full:
+        factors = [PseudoObservations(f.inputs, f.shift, np.diag(f.precision[0])[None]) for f in factors]
+    union = PseudoObservations.together(factors)
+    shares = [float(factor.share_of(union / factor)) for factor in factors]
+    np.testing.assert_allclose(shares, [3 / 15, 5 / 15, 7 / 15])
+    assert float(factors[0].share_of(PseudoObservations.none(1, 7, 2, full=full))) == 1.0

@@ -199,10 +199,8 @@ def _check_like(what: str, tree: PyTree, reference: PyTree) -> None:
         raise ProtocolError(f"{what} has another structure than this study's: {structure} instead of {shape_of_all}")
     for leaf, like in zip(leaves, expected, strict=True):
         mine, theirs = np.asarray(leaf), np.asarray(like)
-        of_none = theirs.ndim > 1 and theirs.shape[0] == 0
-        fits = (
-            mine.shape[1:] == theirs.shape[1:] and mine.ndim == theirs.ndim if of_none else mine.shape == theirs.shape
-        )
+        free = int(theirs.ndim > 1 and theirs.shape[0] == 0)  # axes of any length: the first of a union
+        fits = mine.ndim == theirs.ndim and mine.shape[free:] == theirs.shape[free:]
         if not fits or mine.dtype.kind != theirs.dtype.kind:
             raise ProtocolError(
                 f"{what} has an array of {mine.dtype} and shape {mine.shape} where this study's has {theirs.dtype} "

@@ -120,10 +120,9 @@ def _visits_needed(
     """After how many visits DPO is near pooling in the mean over splits, and stays; None where it is not."""
     for name in names:
         splits = sorted(split for n, split in by_visit if n == name)
-        gaps = [
-            float(np.mean([visit["log_likelihood"] - scores[name, s, POOLED]["log_likelihood"] for s, visit in turns]))
-            for turns in zip(*([(s, visit) for visit in by_visit[name, s]] for s in splits), strict=True)
-        ]
+        ours = np.array([[visit["log_likelihood"] for visit in by_visit[name, split]] for split in splits])
+        standard = np.array([scores[name, split, POOLED]["log_likelihood"] for split in splits])
+        gaps = np.mean(ours - standard[:, None], axis=0).tolist()
         needed = None
         for visit, gap in zip(reversed(by_visit[name, splits[0]]), reversed(gaps), strict=True):
             if gap < -BAR:
