@@ -1,5 +1,7 @@
 """Sparse Gaussian processes over clients, against Titsias' closed form, the exact process and finite differences."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,12 @@ from scipy import stats
 import cavity
 from cavity import ledger
 from cavity.algorithms.hierarchical import HierarchicalPVI
+from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.hierarchical import Hierarchical
 from cavity.distributions.pseudo import PseudoObservations
 from cavity.errors import CavityError, DataError
 from cavity.interfaces import Data
+from cavity.interfaces.shared import SharedProblem
 from cavity.likelihoods import BernoulliProbit, PoissonLog, StudentT
 from cavity.models.factor_forms import Coupled, Decoupled, OwnRows
 from cavity.models.gaussian_process import sparse_gp
@@ -21,7 +26,7 @@ from cavity.models.kernels import squared_exponential
 from cavity.models.pooled_process import central_gp, collapsed_bound, exact_rows
 from cavity.schedules import Sequential, Synchronous
 from cavity.server import Fixed
-from cavity.solvers.shared_descent import SharedDescent
+from cavity.solvers.shared_descent import Coordinates, SharedDescent
 from cavity.state import Brief
 from tests import gp_problems as gp
 from tests.contracts.faults import check_survives_faults
@@ -409,3 +414,28 @@ def test_shares_of_all_observations(full):
     shares = [float(factor.share_of(union / factor)) for factor in factors]
     np.testing.assert_allclose(shares, [3 / 15, 5 / 15, 7 / 15])
     assert float(factors[0].share_of(PseudoObservations.none(1, 7, 2, full=full))) == 1.0
+
+
+@pytest.mark.parametrize("point", [False, True], ids=["a distribution", "a point"])
+def test_which_of_the_two_a_solver_climbs(point):
+    """At the cavity's own mean, without noise, the KL of phi is flat in the mean; averaging climbs what is printed."""
+    model, phi, rows, factors = _three_clients(exact=False)
+    shared = DiagonalGaussian(100.0 * phi, jnp.full_like(phi, 100.0))
+    cavity = Hierarchical(shared, PseudoObservations.together(factors[1:]))
+    own = Hierarchical(shared**0.0, factors[0])
+    problem = SharedProblem(model, cavity, cavity, own, rows[0], jnp.asarray(0.1))
+    solver = SharedDescent(optax.adam, point=point)
+
+    class Given(type(model)):
+        """The factor's coordinates are the factor."""
+
+        def conditional(self, coordinates):
+            return coordinates
+
+    fields = {name: getattr(model, name) for name in model.__dataclass_fields__}
+    problem = replace(problem, model=Given(**fields))
+    at = Coordinates(phi, jnp.zeros_like(phi), factors[0])
+    slope = jax.grad(lambda at: solver.objective(jnp.zeros_like(phi), problem, at, rows[0])[0])(at).mean
+    climbed = model.bound if point else model.climbed
+    expected = jax.grad(climbed)(phi, cavity.conditional, factors[0], rows[0])
+    np.testing.assert_allclose(slope, -expected, rtol=1e-7, atol=1e-7)
