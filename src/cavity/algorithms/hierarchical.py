@@ -72,7 +72,8 @@ class HierarchicalPVI(RowAlgorithm):
         return False  # a reply replaces the row, and does not multiply it
 
     def empty_row(self) -> Hierarchical:
-        return Hierarchical(self.prior.shared**0.0, self.model.no_factor())
+        nothing = None if self.prior.pull is None else jnp.zeros_like(self.prior.pull)
+        return Hierarchical(self.prior.shared**0.0, self.model.no_factor(), nothing)
 
     def initial_local(self, data: Data) -> PyTree:
         return None

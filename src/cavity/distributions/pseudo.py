@@ -6,7 +6,8 @@ Federated sparse Gaussian processes, section 5.1. Decoupled pseudo-observations 
 
 as if m had been observed at V with noise S; coupled ones are N(u; m, S) wherever Z is. Both are kept as S^-1 and
 S^-1 m, so that no observation is a precision of zero. A product is the union of decoupled ones, and a sum of natural
-parameters of coupled ones; a power scales S^-1.
+parameters of coupled ones; a power scales S^-1. As a function of f, Z and beta too, a decoupled factor is
+exp E[log N(f(V); m, S) | u], which has the same terms in u.
 
 With K_ZZ = L L' and u = L v, v ~ N(0, I), rows x see u through their features k(x, Z) L^-T, and a factor is
 exp(g . v - v' P v / 2) with
@@ -31,6 +32,8 @@ from cavity.distributions.natural import ArrayLike
 
 O = TypeVar("O", bound="Observations")  # noqa: E741
 Features = Callable[[Float[Array, "*batch d"]], Float[Array, "*batch m"]]
+Kernel = Callable[..., Array]  # k(x) is the variance at each x, k(x, x') the covariances
+RIDGE = 1e-10  # relative, where S^-1 is inverted
 
 
 class Observations(eqx.Module):
@@ -60,10 +63,6 @@ class Observations(eqx.Module):
     @abc.abstractmethod
     def seen(self, root: Float[Array, "m m"], features: Features) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
         """(P, g), with L and the features of inputs."""
-
-    def share_of(self: O, others: O) -> Float[Array, ""] | None:
-        """How large a part of all observations these are, where that is known."""
-        return None
 
     @property
     @abc.abstractmethod
@@ -116,16 +115,22 @@ class PseudoObservations(Observations):
             return flat.T @ (precision.reshape(-1, 1) * flat), shift.reshape(-1) @ flat
         return jnp.einsum("gkm,gkl,gln->mn", a, precision, a), jnp.einsum("gk,gkm->m", shift, a)
 
-    def share_of(self, others: PseudoObservations) -> Float[Array, ""]:
-        own = jnp.maximum(self._count, 1.0)
-        return own / (jnp.maximum(others._count, 0.0) + own)
+    def squares(self, kernel: Kernel) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+        """(tr S^-1 K_VV, m' S^-1 m, tr S^-1), each the sum over groups; what was divided out counts as taken away.
 
-    @property
-    def _count(self) -> Float[Array, ""]:
-        """Of those that say something; those that were divided out count as taken away."""
-        precision = jnp.asarray(self.precision)
-        each = precision if precision.ndim == 2 else jnp.diagonal(precision, axis1=1, axis2=2)
-        return jnp.sum(jnp.sign(each))
+        With S in units of the likelihood's noise the last is the number of rows that these stand for.
+        """
+        inputs, shift, precision = (jnp.asarray(leaf) for leaf in (self.inputs, self.shift, self.precision))
+        if precision.ndim == 2:
+            flat, weight = inputs.reshape(-1, inputs.shape[-1]), precision.reshape(-1)
+            m = shift / jnp.where(precision == 0, 1.0, precision)
+            return weight @ kernel(flat), jnp.sum(shift * m), jnp.sum(weight)
+        traces = jnp.trace(precision, axis1=1, axis2=2)
+        # S^-1 may have no inverse; its sign is that of the ridge
+        ridge = jnp.where(traces == 0, 1.0, RIDGE * traces / max(precision.shape[-1], 1))
+        m = jnp.linalg.solve(precision + ridge[:, None, None] * jnp.eye(precision.shape[-1]), shift[..., None])[..., 0]
+        covariances = jax.vmap(lambda v: kernel(v, v))(inputs)
+        return jnp.sum(precision * covariances), jnp.sum(shift * m), jnp.sum(traces)
 
     @property
     def is_finite(self) -> Bool[Array, ""]:

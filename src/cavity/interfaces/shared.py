@@ -46,12 +46,21 @@ class SharedModel(Model):
     def bound(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
         """E[log p(rows | theta)] - KL(q(theta | phi) : cavity(theta | phi)) under q proportional to cavity * factor."""
 
-    def climbed(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
-        """The bound, with such a gradient in phi that those of all clients add up to that of one bound for all.
+    @property
+    def others_stand_in(self) -> bool:
+        """Whether factors can stand in for their rows as functions of phi too: then `whole` and `unsaid` are there.
 
-        That of `bound` itself does for clients that are independent given phi (`solvers/shared_descent.py`).
+        `solvers/shared_descent.py` says what for.
         """
-        return self.bound(phi, cavity, conditional, data)
+        return False
+
+    def whole(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+        """The bound on log p(all rows | phi), with the factors in the cavity in the place of the others' rows."""
+        raise UnsuitableError(f"the factors of {type(self).__name__} do not stand in for rows")
+
+    def unsaid(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+        """The rows' term of the bound minus that of their factor: what `whole` misses of them at any other client."""
+        raise UnsuitableError(f"the factors of {type(self).__name__} do not stand in for rows")
 
     def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
         """KL(q(theta | phi) of cavity and factor : as it was before); zero where theta is phi."""

@@ -38,6 +38,7 @@ class FactorForm(eqx.Module):
     """How a client's factor looks."""
 
     needs_all_rows: ClassVar[bool] = False  # to be improved
+    stands_in: ClassVar[bool] = True  # for its rows, whatever the inducing inputs and hyperparameters are
 
     @abc.abstractmethod
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> Observations:
@@ -209,6 +210,8 @@ class OwnRows(FactorForm):
 
 class Coupled(FactorForm):
     """N(u; m, S): the same for all inducing inputs."""
+
+    stands_in: ClassVar[bool] = False
 
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> CoupledObservations:
         return CoupledObservations.none(num_inducing)

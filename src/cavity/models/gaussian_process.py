@@ -114,20 +114,25 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         everybody = inducing.with_factor(others, conditional)
         return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others)
 
-    def climbed(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
-        """In phi, the gradient of E[log p(y_k | f)] - w_k KL(q(u) : p(u)), where w_k adds up to one over clients."""
-        share = conditional.share_of(cavity)
-        if share is None:
-            return self.bound(phi, cavity, conditional, data)
+    @property
+    def others_stand_in(self) -> bool:
+        return self.form.stands_in
+
+    def whole(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
-        fit = _fit_of(inducing, likelihood, inducing.with_factor(others, conditional), data)
-        still = jax.lax.stop_gradient
-        # of the factor alone
-        local = still(inducing).with_factor(still(others), conditional).kl(still(others))
-        # of phi alone: its gradient counts, and not its value
-        whole = inducing.with_factor(others, still(conditional)).kl(Values.prior(len(inducing.root), phi.dtype))
-        return fit - local - still(share) * (whole - still(whole))
+        everybody = inducing.with_factor(others, conditional)
+        # E[log p(y_k | f)] + sum over the others of E[log t_j] - KL(q(u) : p(u)): the cavity keeps its normaliser
+        said = others.log_partition + inducing.beyond(cavity, others.precision - jnp.eye(len(inducing.root)))
+        return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others) + said
+
+    def unsaid(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+        inducing, likelihood = self.at(phi)
+        others = inducing.values(cavity)
+        everybody = inducing.with_factor(others, conditional)
+        # E[log p(y_k | f)] - E[log t_k]
+        said = everybody.expected_factor(others) + inducing.beyond(conditional, everybody.precision - others.precision)
+        return _fit_of(inducing, likelihood, everybody, data) - said
 
     def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
         inducing, _ = self.at(phi)
@@ -286,7 +291,11 @@ def sparse_gp(
         wide = [jnp.broadcast_to(jnp.asarray(number, float), size).ravel() for number in (mean, sd)]
         blocks.append(wide if learned else [jnp.zeros(0), jnp.zeros(0)])
     means, sds = (jnp.concatenate(parts) for parts in zip(*blocks, strict=True))
-    prior = Hierarchical(DiagonalGaussian.from_moments(means, sds**2), form.none(len(inducing), len(names), groups=0))
+    prior = Hierarchical(
+        DiagonalGaussian.from_moments(means, sds**2),
+        form.none(len(inducing), len(names), groups=0),
+        jnp.zeros_like(means) if form.stands_in else None,
+    )
     return SparseGP(
         prior=prior,
         kernel=kernel,

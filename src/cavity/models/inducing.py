@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from cavity.distributions.pseudo import Observations
+from cavity.distributions.pseudo import Observations, PseudoObservations
 from cavity.distributions.quadrature import normal_nodes
 from cavity.interfaces import ExpectedPower, Likelihood
 
@@ -68,6 +68,16 @@ class Inducing(eqx.Module):
         precision, shift = factor.seen(self.root, self.features)
         return Values.of(values.precision + self.unit * precision, values.shift + self.unit * shift)
 
+    def beyond(self, factor: PseudoObservations, precision: Float[Array, "m m"]) -> Float[Array, ""]:
+        """What E[log N(f(V); m, S) | u] has beyond g . v - v' r P v / 2, where r P is `precision`.
+
+        With V = X, m = y and S the noise these are the terms of Titsias' bound that depend on phi and not on q(u):
+        what u does not know of f, and the constant of a Gaussian with so many rows.
+        """
+        prior_variance, squares, num_rows = factor.squares(self.kernel)
+        left_over = self.unit * prior_variance - jnp.trace(precision)
+        return 0.5 * (num_rows * jnp.log(self.unit / (2 * jnp.pi)) - self.unit * squares - left_over)
+
     def marginals(self, values: Values, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Mean and variance of f at each row."""
         a = self.features(x)
@@ -110,10 +120,13 @@ class Values(eqx.Module):
 
     def kl(self, other: Values) -> Float[Array, ""]:
         """KL(self : other), as E[log factor] minus the difference of the log-partitions."""
+        return self.expected_factor(other) - self.log_partition + other.log_partition
+
+    def expected_factor(self, other: Values) -> Float[Array, ""]:
+        """E[g . v - v' P v / 2] of the factor by which this is more than the other."""
         more, pull = self.precision - other.precision, self.shift - other.shift
         spread = jnp.sum(cho_solve((self.root, True), more).diagonal())
-        expected = pull @ self.mean - 0.5 * (self.mean @ more @ self.mean + spread)
-        return expected - self.log_partition + other.log_partition
+        return pull @ self.mean - 0.5 * (self.mean @ more @ self.mean + spread)
 
 
 def expected_log_prob(

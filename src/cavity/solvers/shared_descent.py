@@ -9,16 +9,22 @@ factor that took precision away, where a client's rows say nothing of an inducin
 cavity improper.
 
 A slip of the paper's appendix B: also with alpha = 1 a fixed point of (7) is in general not one of global VI. The
-cavity's normaliser Z_k(phi) depends on phi, so that what phi is fitted to is, together, the sum over clients of
-log Z(phi) - log Z_k(phi), for exact factors log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi):
-hyperparameters are chosen by how well each client is predicted from the others, and noise comes out too low. The two
-are the same for one client, for clients that are independent given phi, and in a first pass in turn, when the cavity of
-each holds those before it. So phi climbs (`SharedModel.climbed`) another part of the same whole,
+cavity is normalised for every phi, and its normaliser Z_k(phi), what the others' factors say of phi, is dropped. What
+phi is fitted to is then, together, the sum over clients of log Z(phi) - log Z_k(phi), for exact factors
+log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi): noise comes out too low. And what the others
+know of phi is in Gaussian factors alone, without a word on how its entries hang together, so that a client can move phi
+but a little where many rows have been.
 
-    E[log p(y_k | theta)] - w_k KL(q(theta | phi) : p(theta | phi)),    sum of w_k = 1
+So, where factors can stand in for their rows as functions of theta and phi (`SharedModel.others_stand_in`), the cavity
+keeps its normaliser, and a client climbs the bound of all,
 
-which clients can compute, for all factors are known to them, and which add up to the bound of global VI; the factor of
-theta given phi climbs (7) as printed. Where w_k is not known, (7) is what phi climbs too.
+    E_q(phi) [ E[log p(y_k | theta)] + sum over j /= k of E[log t_j(theta, phi)] - KL(q(theta | phi) : p(theta | phi)) ]
+        + sum over j /= k of pull_j . phi  -  alpha KL(q(phi) : p(phi))  -  alpha caution KL(q(phi) : as received)
+
+pull_k is the gradient of E_q(phi)[ E[log p(y_k | theta)] - E[log t_k(theta, phi)] ] in the mean of q(phi), where the
+client left it: with it the gradient is that of global VI, whose fixed points these are, and t_j need only be right to
+first order in phi (Jordan, Lee and Yang, 2019, do so with one client's rows for all). In theta this is (7) as printed.
+Factors of q(phi) still multiply to it: a client's is q(phi) over the cavity's, all that its visits have changed.
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ from cavity.solvers.plateau import Plateau
 
 LEAST_GAIN = -12.0  # the log of the least precision that a factor starts with
 LEAST_RATE = 0.05  # of a closed form: it averages over the last twenty samples of phi
+NUM_PAIRS = 16  # of samples of phi, each with its mirror image, over which a pull is averaged
 
 
 class Coordinates(eqx.Module):
@@ -59,13 +66,14 @@ class Coordinates(eqx.Module):
 
 
 class DescentState(eqx.Module):
-    """Where the descent stands; `value` is the last estimate of what is minimised."""
+    """Where the descent stands; `value` is the last estimate of what is minimised, `key` is for what comes after."""
 
     coordinates: Coordinates
     optimiser: PyTree
     plateau: PyTree
     value: Float[Array, ""]
     steps: Int[Array, ""]
+    key: PRNGKeyArray
 
 
 class SharedDescent(Solver):
@@ -78,6 +86,8 @@ class SharedDescent(Solver):
         batch_size: rows per step; None takes all.
         plateau: a convergence test; None takes all steps.
         first_gain: the precision that a factor starts with for phi, at its client's first visit.
+        caution: where others stand in for their rows, the weight of KL(q(phi) : q(phi) as received), beside that of
+            KL(q(phi) : p(phi)): pulls are right to first order, so that a visit should not go too far.
         point: phi is a point, and has no KL; for averaging.
         still_steps: in so many of the steps, the first, phi stays where it is.
     """
@@ -90,6 +100,7 @@ class SharedDescent(Solver):
     batch_size: int | None = eqx.field(static=True, default=None)
     plateau: Plateau | None = None
     first_gain: Float[Array, ""] = eqx.field(converter=as_number, default=100.0)
+    caution: Float[Array, ""] = eqx.field(converter=as_number, default=0.1)
     point: bool = eqx.field(static=True, default=False)
     still_steps: Int[Array, ""] = eqx.field(converter=as_count, default=0)
 
@@ -114,25 +125,49 @@ class SharedDescent(Solver):
             plateau=None if self.plateau is None else self.plateau.init(mean.dtype),
             value=jnp.full((), jnp.nan, mean.dtype),
             steps=jnp.asarray(0),
+            key=jax.random.key(0),
         )
 
     def objective(
         self, noise: Float[Array, " d"], problem: SharedProblem, coordinates: Coordinates, data: Data
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-        """Minus the local free energy, estimated at the sample of phi that this standard normal noise makes; and it."""
+        """Minus what is climbed, estimated at the sample of phi that this standard normal noise makes; and it."""
         model, cavity = problem.model, problem.cavity
         q = coordinates.shared(cavity.shared)
         phi = coordinates.mean if self.point else q.reparameterise(noise)
-        climbed = model.bound if self.point else model.climbed
-        bound = climbed(phi, cavity.conditional, model.conditional(coordinates.own), data)
+        at = (phi, cavity.conditional, model.conditional(coordinates.own), data)
         if self.point:
-            return -bound, phi
+            return -model.bound(*at), phi
         weight = jnp.where(model.is_auxiliary, problem.alpha.astype(phi.dtype), 1.0)
-        return jnp.sum(weight * _kl_terms(q, cavity.shared)) - bound, phi
+        if not model.others_stand_in:
+            return jnp.sum(weight * _kl_terms(q, cavity.shared)) - model.bound(*at), phi
+        away = _kl_terms(q, model.prior.shared) + self.caution * _kl_terms(q, problem.posterior.shared)
+        return jnp.sum(weight * away) - model.whole(*at) - cavity.pull @ coordinates.mean, phi
+
+    def pull(self, problem: SharedProblem, state: DescentState) -> Float[Array, " d"] | None:
+        """The gradient in the mean of q(phi) of what the rows say of phi beyond the factor; None where nobody asks."""
+        if self.point or not problem.model.others_stand_in:
+            return None
+        mean, cavity = state.coordinates.mean, problem.cavity
+        sd = jnp.sqrt(state.coordinates.shared(cavity.shared).variance)
+        factor = problem.model.conditional(state.coordinates.own)
+
+        def one(key: PRNGKeyArray) -> Float[Array, " d"]:
+            batch_key, key = jax.random.split(key)
+            data = self._some(batch_key, problem.data)
+            slope = jax.grad(lambda phi: problem.model.unsaid(phi, cavity.conditional, factor, data))
+            away = sd * jax.random.normal(key, mean.shape, mean.dtype)
+            return 0.5 * (slope(mean + away) + slope(mean - away))
+
+        return jnp.mean(jax.lax.map(one, jax.random.split(state.key, NUM_PAIRS)), axis=0)
+
+    def _some(self, key: PRNGKeyArray, data: Data) -> Data:
+        return data if self.batch_size is None else mini_batch(key, data, self.batch_size)
 
     def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
+        later = jax.random.fold_in(key, 0)
         batch_key, key = jax.random.split(key)
-        data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
+        data = self._some(batch_key, problem.data)
         mean = state.coordinates.mean
         noise = jax.random.normal(key, mean.shape, mean.dtype)
         (value, phi), gradient = jax.value_and_grad(
@@ -152,7 +187,7 @@ class SharedDescent(Solver):
         rows = problem.data if problem.model.improves_on_all_rows else data
         own = problem.model.improved(phi, problem.cavity.conditional, moved.own, rows, rate)
         plateau = None if self.plateau is None else self.plateau.update(state.plateau, value, value)
-        return DescentState(replace(moved, own=own), memory, plateau, value, state.steps + 1)
+        return DescentState(replace(moved, own=own), memory, plateau, value, state.steps + 1, later)
 
     def done(self, state: DescentState) -> Bool[Array, ""]:
         spent = state.steps >= self.num_steps
@@ -165,7 +200,7 @@ class SharedDescent(Solver):
         shared = state.coordinates.shared(problem.cavity.shared)
         conditional = problem.model.conditional(state.coordinates.own)
         return Solution(
-            tilted=Hierarchical(shared / problem.cavity.shared, conditional),
+            tilted=Hierarchical(shared / problem.cavity.shared, conditional, self.pull(problem, state)),
             expected_loss=state.value,
             steps=state.steps,
             converged=jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau),
