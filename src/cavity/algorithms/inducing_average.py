@@ -25,8 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from cavity import ledger
-from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.hierarchical import Hierarchical, joint
+from cavity.distributions.hierarchical import Hierarchical, certain, joint
 from cavity.errors import CavityError
 from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
 from cavity.interfaces.shared import SharedModel, SharedProblem
@@ -35,7 +34,6 @@ from cavity.server.damping import Fixed
 from cavity.state import Answer, Brief, Reply, Report, ServerState, Stacked
 
 AVERAGE = "(average)"  # the row of the server's own
-CERTAIN = 1e14  # the precision of a point
 
 
 class Found(eqx.Module):
@@ -79,7 +77,7 @@ class InducingAverage(RowAlgorithm):
 
     @property
     def prior(self) -> Hierarchical:
-        return Hierarchical(_point(self.model.start), self.model.prior.conditional)
+        return Hierarchical(certain(self.model.start), self.model.prior.conditional)
 
     @property
     def rows_multiply(self) -> bool:
@@ -122,14 +120,9 @@ class InducingAverage(RowAlgorithm):
             average = average + found.num_rows / np.asarray(self.num_rows) * (found.phi - average)
         empty = ledger.to_host(self.empty_row())
         # what the prior, a point at the start, has to be multiplied with to be one at the average
-        rows[AVERAGE] = replace(empty, shared=_point(average) / server.prior.shared)
+        rows[AVERAGE] = replace(empty, shared=certain(average) / server.prior.shared)
         posterior = self.rebuild(server.prior, list(rows.values()))
         return ledger.Change(posterior, rows, server.method, dict.fromkeys((reply.client for reply in replies), 1.0))
 
     def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
         return joint(prior, [rows[i] for i in range(len(rows))]) if rows else prior
-
-
-def _point(phi: Any) -> DiagonalGaussian:
-    phi = np.asarray(phi)
-    return DiagonalGaussian(CERTAIN * phi, np.full_like(phi, CERTAIN))

@@ -14,10 +14,13 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.natural import ArrayLike, product
+
+CERTAIN = 1e14  # the precision of a point
 
 
 class Hierarchical(eqx.Module):
@@ -68,6 +71,12 @@ def joint(prior: Hierarchical, rows: Sequence[Hierarchical]) -> Hierarchical:
     for row in rows:
         pull = _mixed(1.0, pull, 1.0, row.pull)
     return Hierarchical(shared, together, pull)
+
+
+def certain(phi: Any) -> DiagonalGaussian:
+    """A point, as a Gaussian of next to no width."""
+    phi = np.asarray(phi)
+    return DiagonalGaussian(CERTAIN * phi, np.full_like(phi, CERTAIN))
 
 
 def _mixed(a: Any, pull: Any, b: Any, other: Any) -> Any:

@@ -54,7 +54,7 @@ class Setting:
     most_pseudo: int = 500
     passes: int = 3
     num_steps: int = 300
-    step_size: float = 0.1
+    step_size: float = 0.03
     alpha: float = 0.01
     batch_size: int | None = None
     central_steps: int = 300

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.hierarchical import Hierarchical
+from cavity.distributions.hierarchical import Hierarchical, certain
 from cavity.distributions.pseudo import PseudoObservations
 from cavity.interfaces import Data
 from cavity.likelihoods import GaussianNoise
@@ -27,7 +26,6 @@ from cavity.models.factor_forms import OwnRows
 from cavity.models.gaussian_process import SparseGP
 from cavity.models.inducing import NATURAL_RATE
 
-CERTAIN = 1e14  # the precision of a point, in q(phi)
 STEP_SIZE = 1e-2
 MEMORY = 20  # of L-BFGS
 
@@ -44,8 +42,7 @@ def central_gp(model: SparseGP, x: Any, y: Any, *, num_steps: int = 300) -> tupl
     x, y = (jnp.asarray(column) for column in model.rows((x, y)))
     fit = _by_lbfgs if isinstance(model.likelihood, GaussianNoise) else _by_adam
     phi, rows, bound = fit(model, x, y, num_steps)
-    shared = DiagonalGaussian(CERTAIN * phi, jnp.full_like(phi, CERTAIN))
-    return Hierarchical(shared, rows), float(bound)
+    return Hierarchical(certain(phi), rows), float(bound)
 
 
 def exact_rows(precision: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> PseudoObservations:
