@@ -192,6 +192,14 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     assert centre.shape == spread.shape == (10, 1)
     without = ledger.withdraw(fit.algorithm, fit.server, "client 1")
     assert without.posterior.conditional.inputs.shape[0] == 2
+    # whoever stays goes on from where phi was, but for what the prior, of precision 1, has to say of it
+    was, now = (np.asarray(server.posterior.shared.mean) for server in (fit.server, without))
+    rest = np.asarray(without.posterior.shared.precision)
+    assert (np.abs(now - was) <= np.abs(was - fit.algorithm.prior.shared.mean) * 5 / rest + 0.05).all()
+    assert (rest < np.asarray(fit.posterior.shared.precision)).all()
+    np.testing.assert_allclose(
+        without.posterior.pull, fit.posterior.pull - fit.server.rows["client 1"].pull, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("form", [Coupled(), OwnRows(27), Decoupled(20, share=0.9, full=True)], ids=lambda f: str(f))
@@ -458,7 +466,8 @@ def _at_a_visit(form="diagonal", precision=100.0):
     pull = jnp.asarray(np.random.default_rng(4).normal(size=phi.shape))
     cavity = Hierarchical(shared, PseudoObservations.together(factors[1:]), pull)
     own = Hierarchical(shared**0.0, factors[0], jnp.zeros_like(phi))
-    problem = SharedProblem(model, cavity, cavity, own, rows[0], jnp.asarray(0.1))
+    received = replace(cavity, shared=shared**2.0)
+    problem = SharedProblem(model, cavity, received, own, rows[0], jnp.asarray(0.1))
     return problem, Coordinates(phi, jnp.zeros_like(phi), factors[0])
 
 
@@ -483,7 +492,7 @@ def test_what_a_solver_climbs(point):
     prior = model.prior.shared
     expected = jax.grad(model.whole)(phi, *client) + problem.cavity.pull - weight * prior.precision * (phi - prior.mean)
     _close(slope(phi), -expected, 1e-7)
-    _close(slope(phi + 0.1, 0.5) - slope(phi + 0.1, 0.0), weight * 0.5 * 100.0 * 0.1, 1e-7)
+    _close(slope(phi + 0.1, 0.5) - slope(phi + 0.1, 0.0), weight * 0.5 * 200.0 * 0.1, 1e-7)
 
 
 def _pulls(solver, problem, at, num_keys):
@@ -525,9 +534,75 @@ def test_hyperparameters_and_inducing_inputs_are_those_of_pooling(schedule, damp
     fit = cavity.run(algorithm, split(13, 27), schedule=schedule, rounds=rounds, tolerance=0.0)
     bound = float(collapsed_bound(model, jnp.asarray(fit.posterior.shared.mean), jnp.asarray(X), jnp.asarray(Y)))
     pooled, standard = central_gp(model, X, Y, num_steps=200)
-    print("BOUND", bound, standard, fit.posterior.shared.mean[-3:], pooled.shared.mean[-3:])
     assert bound > standard - 0.5
     _close(fit.posterior.shared.mean[-3:], pooled.shared.mean[-3:], 0.15)
+
+
+@pytest.mark.parametrize("form", ["diagonal", "full"])
+def test_what_a_factor_says_is_what_rows_would_say(form):
+    """E[log N(m; f(V), noise)], each seen S^-1 times, by the covariance of f at V: plain matrices, wherever phi is."""
+    model, phi, _, factors = _three_clients(form)
+    factor, others = factors[1], factors[2]
+    inducing, likelihood = model.at(phi)
+    before = inducing.values(others)
+    values = inducing.with_factor(before, factor)
+    found = values.expected_factor(before) + inducing.beyond(factor, values.precision - before.precision)
+    v, a = factor.inputs[0], np.asarray(inducing.features(factor.inputs[0]))
+    covariance = inducing.kernel(v, v) - a @ a.T + a @ np.linalg.inv(values.precision) @ a.T
+    weight = np.asarray(factor.precision[0])
+    weight, count = (np.diag(weight), weight.sum()) if form == "diagonal" else (weight, 5)
+    off = a @ np.asarray(values.mean) - np.linalg.pinv(weight) @ factor.shift[0]
+    noise = float(likelihood.noise_sd) ** 2
+    squares = float(off @ weight @ off + np.sum(weight * np.asarray(covariance)))
+    assert float(found) == pytest.approx(-0.5 * count * np.log(2 * np.pi * noise) - 0.5 * squares / noise, rel=1e-6)
+
+
+class _Silent(type(learned())):
+    """What its factors leave unsaid nobody hears."""
+
+    def unsaid(self, phi, cavity, conditional, data):
+        return 0.0 * jnp.sum(phi)
+
+
+def test_pulls_say_what_few_pseudo_observations_cannot():
+    """Four for sixty rows: without pulls hyperparameters come to rest elsewhere than pooling's."""
+    x, y = gp.rows(180, seed=4)
+    clients = {f"client {k}": (x[k::3], y[k::3]) for k in range(3)}
+    model = sparse_gp(1, inducing=Z, form=Decoupled(4), kernel=squared_exponential(1, 0.7), learns_inducing=False)
+    silent = _Silent(**{name: getattr(model, name) for name in model.__dataclass_fields__})
+    solver = SharedDescent(annealed_adam(300), 0.03, num_steps=300)
+    ours, theirs = (
+        cavity.run(HierarchicalPVI(m, solver=solver), clients, schedule=Sequential(), rounds=3, tolerance=0.0).posterior
+        for m in (model, silent)
+    )
+    standard = central_gp(model, x, y, num_steps=100)[0].shared.mean
+    assert np.linalg.norm(ours.pull) > 1.0
+    assert np.linalg.norm(theirs.pull) == 0.0
+    off = [float(np.abs(np.asarray(q.shared.mean) - standard).max()) for q in (ours, theirs)]
+    print("OFF", off)
+    assert off[0] < 0.1
+    assert off[1] > 0.3
+
+
+def test_pulls_of_mini_batches_are_of_many_rows():
+    """Of all of them, where they are not many times the batch; else of a batch of them, scaled to all."""
+    problem, at = _at_a_visit()
+    small, whole = (_pulls(SharedDescent(optax.adam, batch_size=size), problem, at, 1)[0] for size in (2, None))
+    _close(small, whole, 1e-9)
+    x, y = gp.rows(400, seed=2)
+    data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(400), jnp.asarray(400))
+    problem = replace(problem, data=data)
+    small, whole = (
+        jnp.stack(_pulls(SharedDescent(optax.adam, batch_size=size), problem, at, 20)) for size in (10, None)
+    )
+    error = jnp.sqrt(small.var(axis=0) + whole.var(axis=0)) / np.sqrt(20)
+    assert (jnp.abs(small.mean(axis=0) - whole.mean(axis=0)) < 5 * error).all()
+    assert (small.std(axis=0) > whole.std(axis=0)).any()
+
+
+def test_a_solver_of_points_is_refused():
+    with pytest.raises(CavityError, match="InducingAverage"):
+        HierarchicalPVI(learned(), solver=SharedDescent(optax.adam, point=True))
 
 
 def test_pulls_are_a_group():

@@ -321,7 +321,7 @@ def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerS
             f"client {name!r} keeps its own factor, so the server cannot take it out; "
             "run the study again without this client, or with the factors held by the server"
         )
-    rows = {key: row for key, row in server.rows.items() if key != name}
+    rows = algorithm.remaining(server, {key: row for key, row in server.rows.items() if key != name})
     return rebuilt(algorithm, replace(server, rows=rows, clients=server.clients.without(name)))
 
 

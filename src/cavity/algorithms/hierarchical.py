@@ -6,6 +6,7 @@
 | t_k(theta given phi) t_k(phi) | `brief.row` |
 | q without k, normalised given phi | `cavity = posterior / row` |
 | alpha | `alpha`, on the KL of variational parameters alone |
+| - | `pull`, what a factor leaves unsaid of phi (`solvers/shared_descent.py`) |
 
 A reply replaces its client's row. Damped, a row goes a share of the way to it: V, S^-1 and S^-1 m in a straight line,
 and natural parameters of phi likewise, so that fixed points are what they are without. The posterior is prior times
@@ -15,18 +16,22 @@ rows: a product over phi, and the union of all pseudo-observations, which every 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
+from cavity.errors import CavityError
 from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
 from cavity.interfaces.shared import SharedModel, SharedProblem
 from cavity.leaves import as_number, require
 from cavity.server.damping import Fixed
-from cavity.state import Answer, Brief, Report, Stacked
+from cavity.state import Answer, Brief, Report, ServerState, Stacked
 
 
 class HierarchicalPVI(RowAlgorithm):
@@ -35,8 +40,10 @@ class HierarchicalPVI(RowAlgorithm):
     Attributes:
         model: a SharedModel.
         solver: of a client's problem.
-        damping: none in turn, as in the paper; a synchronous schedule wants `Fixed(1 / number of clients)` or so.
-        alpha: in (0, 1], the weight of KL(q(phi) : cavity(phi)) for variational parameters.
+        damping: none in turn, as in the paper; a synchronous schedule wants `Fixed(1 / number of clients)`, for every
+            client moves phi for all.
+        alpha: in (0, 1], the weight of KL(q(phi) : p(phi)) for variational parameters; where factors do not stand in
+            for their rows, of KL(q(phi) : cavity(phi)).
     """
 
     model: SharedModel
@@ -62,10 +69,13 @@ class HierarchicalPVI(RowAlgorithm):
         self.solver = SharedDescent(optax.adam) if solver is None else solver
         self.damping = Fixed(1.0) if damping is None else damping
         self.solver.check(model, None, None)  # pyright: ignore[reportArgumentType]
+        if getattr(self.solver, "point", False):
+            raise CavityError("phi has a distribution here; a solver with point=True is for InducingAverage")
 
     @property
     def prior(self) -> Hierarchical:
-        return self.model.prior
+        prior = self.model.prior
+        return replace(prior, pull=jnp.zeros(prior.shared.dimension)) if self.model.others_stand_in else prior
 
     @property
     def rows_multiply(self) -> bool:
@@ -99,6 +109,18 @@ class HierarchicalPVI(RowAlgorithm):
 
     def merge(self, row: Hierarchical, delta: Hierarchical, exponent: Any) -> Hierarchical:
         return row.towards(delta, exponent)
+
+    def remaining(self, server: ServerState, rows: dict[str, Any]) -> dict[str, Any]:
+        """Those of whoever stays, with the mean of q(phi) where it was: whatever moved it, it moved it for all.
+
+        Divided out, a row would take along all that its client's visits have changed, many times over where it has
+        little precision. The others then go on from there to where they would have come without it.
+        """
+        if not rows or not self.model.others_stand_in:
+            return rows
+        back = server.posterior.shared.mean - self.rebuild(server.prior, list(rows.values())).shared.mean
+        moved = lambda q: DiagonalGaussian(q.precision_mean + q.precision * np.asarray(back), q.precision)  # noqa: E731
+        return {name: replace(row, shared=moved(row.shared)) for name, row in rows.items()}
 
     def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
         return joint(prior, [rows[i] for i in range(len(rows))]) if rows else prior

@@ -3,8 +3,8 @@
 Federated sparse Gaussian processes, section 4:  q(theta, phi) = q(theta | phi) q(phi), where theta is what the model is
 about, and phi what all factors t_k(theta | phi) have in common (inducing inputs, hyperparameters, a network's weights).
 
-Where a factor of theta says, as a function of phi, nearly all that its rows say of phi (`SharedModel.others_stand_in`),
-the little that it leaves unsaid is kept beside it as exp(pull . phi).
+Where a factor of theta stands in for its rows as a function of phi too (`SharedModel.others_stand_in`), what it leaves
+unsaid of phi is kept beside it as exp(pull . phi).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Hierarchical(eqx.Module):
 
     def __pow__(self, exponent: Any) -> Hierarchical:
         power = None if self.conditional is None else self.conditional**exponent
-        return Hierarchical(self.shared**exponent, power, _mixed(exponent, self.pull, 0.0, self.pull))
+        return Hierarchical(self.shared**exponent, power, None if self.pull is None else exponent * self.pull)
 
     def towards(self, other: Hierarchical, share: Any) -> Hierarchical:
         """The way to another factor, this share of it: a fixed point stays one."""

@@ -6,8 +6,10 @@ Federated sparse Gaussian processes, section 5.1. Decoupled pseudo-observations 
 
 as if m had been observed at V with noise S; coupled ones are N(u; m, S) wherever Z is. Both are kept as S^-1 and
 S^-1 m, so that no observation is a precision of zero. A product is the union of decoupled ones, and a sum of natural
-parameters of coupled ones; a power scales S^-1. As a function of f, Z and beta too, a decoupled factor is
-exp E[log N(f(V); m, S) | u], which has the same terms in u.
+parameters of coupled ones; a power scales S^-1.
+
+A decoupled factor says the same of u as rows would that are m at V, each seen S^-1 times (in units of the noise, where
+S is a multiple of it); so it can stand in for its rows as a function of Z and beta too (`squares`).
 
 With K_ZZ = L L' and u = L v, v ~ N(0, I), rows x see u through their features k(x, Z) L^-T, and a factor is
 exp(g . v - v' P v / 2) with
@@ -116,9 +118,10 @@ class PseudoObservations(Observations):
         return jnp.einsum("gkm,gkl,gln->mn", a, precision, a), jnp.einsum("gk,gkm->m", shift, a)
 
     def squares(self, kernel: Kernel) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-        """(tr S^-1 K_VV, m' S^-1 m, tr S^-1), each the sum over groups; what was divided out counts as taken away.
+        """(tr S^-1 K_VV, m' S^-1 m, the number of rows that these stand for), each the sum over groups.
 
-        With S in units of the likelihood's noise the last is the number of rows that these stand for.
+        The number is tr S^-1 where S is diagonal and a multiple of the noise, and that of places in use where S is
+        full, whose trace may be anything. What was divided out of a union counts as taken away.
         """
         inputs, shift, precision = (jnp.asarray(leaf) for leaf in (self.inputs, self.shift, self.precision))
         if precision.ndim == 2:
@@ -126,11 +129,14 @@ class PseudoObservations(Observations):
             m = shift / jnp.where(precision == 0, 1.0, precision)
             return weight @ kernel(flat), jnp.sum(shift * m), jnp.sum(weight)
         traces = jnp.trace(precision, axis1=1, axis2=2)
-        # S^-1 may have no inverse; its sign is that of the ridge
-        ridge = jnp.where(traces == 0, 1.0, RIDGE * traces / max(precision.shape[-1], 1))
-        m = jnp.linalg.solve(precision + ridge[:, None, None] * jnp.eye(precision.shape[-1]), shift[..., None])[..., 0]
+        # S^-1 may have no inverse; the ridge has its sign, which is that of having been multiplied or divided out
+        size = precision.shape[-1]
+        least = max(RIDGE, 10 * size * float(jnp.finfo(precision.dtype).eps))
+        ridge = jnp.where(traces == 0, 1.0, least * traces / max(size, 1))[:, None, None]
+        m = jnp.linalg.solve(precision + ridge * jnp.eye(size, dtype=precision.dtype), shift[..., None])[..., 0]
         covariances = jax.vmap(lambda v: kernel(v, v))(inputs)
-        return jnp.sum(precision * covariances), jnp.sum(shift * m), jnp.sum(traces)
+        in_use = jnp.sign(jnp.diagonal(precision, axis1=1, axis2=2))
+        return jnp.sum(precision * covariances), jnp.sum(shift * m), jnp.sum(in_use)
 
     @property
     def is_finite(self) -> Bool[Array, ""]:

@@ -146,6 +146,10 @@ class RowAlgorithm(Algorithm):
     def rebuild(self, prior: Any, rows: Sequence[PyTree] | Stacked) -> Any:
         """The posterior as a function of prior and rows: a product, or a union. It may be traced, with rows stacked."""
 
+    def remaining(self, server: ServerState, rows: dict[str, PyTree]) -> dict[str, PyTree]:
+        """The rows of whoever stays when one has left, as a start of their refinement; as they are, for most."""
+        return rows
+
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
         return ledger.absorb_into_rows(self, server, replies)
 

@@ -55,7 +55,7 @@ class SharedModel(Model):
         return False
 
     def whole(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
-        """The bound on log p(all rows | phi), with the factors in the cavity in the place of the others' rows."""
+        """The bound of all rows given phi, with the factors in the cavity in the place of the others' rows."""
         raise UnsuitableError(f"the factors of {type(self).__name__} do not stand in for rows")
 
     def unsaid(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
@@ -94,7 +94,7 @@ class SharedProblem(eqx.Module):
         posterior: as it was received.
         factor: as it was.
         data: the rows.
-        alpha: the weight of KL(q(phi) : cavity(phi)), for variational parameters.
+        alpha: the weight of KL(q(phi) : prior), or cavity where others do not stand in, for variational parameters.
     """
 
     model: SharedModel

@@ -123,7 +123,8 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         others = inducing.values(cavity)
         everybody = inducing.with_factor(others, conditional)
         # E[log p(y_k | f)] + sum over the others of E[log t_j] - KL(q(u) : p(u)): the cavity keeps its normaliser
-        said = others.log_partition + inducing.beyond(cavity, others.precision - jnp.eye(len(inducing.root)))
+        nothing = jnp.eye(len(inducing.root), dtype=phi.dtype)
+        said = others.log_partition + inducing.beyond(cavity, others.precision - nothing)
         return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others) + said
 
     def unsaid(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
@@ -291,11 +292,7 @@ def sparse_gp(
         wide = [jnp.broadcast_to(jnp.asarray(number, float), size).ravel() for number in (mean, sd)]
         blocks.append(wide if learned else [jnp.zeros(0), jnp.zeros(0)])
     means, sds = (jnp.concatenate(parts) for parts in zip(*blocks, strict=True))
-    prior = Hierarchical(
-        DiagonalGaussian.from_moments(means, sds**2),
-        form.none(len(inducing), len(names), groups=0),
-        jnp.zeros_like(means) if form.stands_in else None,
-    )
+    prior = Hierarchical(DiagonalGaussian.from_moments(means, sds**2), form.none(len(inducing), len(names), groups=0))
     return SparseGP(
         prior=prior,
         kernel=kernel,

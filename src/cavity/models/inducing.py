@@ -69,10 +69,10 @@ class Inducing(eqx.Module):
         return Values.of(values.precision + self.unit * precision, values.shift + self.unit * shift)
 
     def beyond(self, factor: PseudoObservations, precision: Float[Array, "m m"]) -> Float[Array, ""]:
-        """What E[log N(f(V); m, S) | u] has beyond g . v - v' r P v / 2, where r P is `precision`.
+        """What rows have beyond g . v - v' r P v / 2 that are m at V, each seen S^-1 times with noise of precision r.
 
-        With V = X, m = y and S the noise these are the terms of Titsias' bound that depend on phi and not on q(u):
-        what u does not know of f, and the constant of a Gaussian with so many rows.
+        `precision` is r P. With V = X, m = y and S = 1 these are the terms of Titsias' bound that depend on phi and not
+        on q(u): what u does not know of f, and the constant of a Gaussian with so many rows.
         """
         prior_variance, squares, num_rows = factor.squares(self.kernel)
         left_over = self.unit * prior_variance - jnp.trace(precision)

@@ -22,9 +22,11 @@ keeps its normaliser, and a client climbs the bound of all,
         + sum over j /= k of pull_j . phi  -  alpha KL(q(phi) : p(phi))  -  alpha caution KL(q(phi) : as received)
 
 pull_k is the gradient of E_q(phi)[ E[log p(y_k | theta)] - E[log t_k(theta, phi)] ] in the mean of q(phi), where the
-client left it: with it the gradient is that of global VI, whose fixed points these are, and t_j need only be right to
-first order in phi (Jordan, Lee and Yang, 2019, do so with one client's rows for all). In theta this is (7) as printed.
-Factors of q(phi) still multiply to it: a client's is q(phi) over the cavity's, all that its visits have changed.
+client left it (Jordan, Lee and Yang, 2019, correct one client's rows so that they serve for all). At a fixed point the
+gradient in that mean is then that of global VI with these factors, whatever they leave unsaid; the better they stand
+in, the sooner it is found. In theta this is (7) as printed. The spread of q(phi) is that which the stand-ins give it:
+exact with rows as factors, else in general somewhat wider. Factors of q(phi) still multiply to it: a client's is q(phi)
+over the cavity's, all that its visits have changed.
 """
 
 from __future__ import annotations
@@ -151,23 +153,22 @@ class SharedDescent(Solver):
         mean, cavity = state.coordinates.mean, problem.cavity
         sd = jnp.sqrt(state.coordinates.shared(cavity.shared).variance)
         factor = problem.model.conditional(state.coordinates.own)
+        few = self.batch_size is not None and NUM_PAIRS * self.batch_size < len(problem.data.weight)
 
         def one(key: PRNGKeyArray) -> Float[Array, " d"]:
             batch_key, key = jax.random.split(key)
-            data = self._some(batch_key, problem.data)
+            # as it stays until the next visit, it is of more rows than a step, and of all where these are not many
+            data = mini_batch(batch_key, problem.data, NUM_PAIRS * self.batch_size) if few else problem.data
             slope = jax.grad(lambda phi: problem.model.unsaid(phi, cavity.conditional, factor, data))
             away = sd * jax.random.normal(key, mean.shape, mean.dtype)
             return 0.5 * (slope(mean + away) + slope(mean - away))
 
         return jnp.mean(jax.lax.map(one, jax.random.split(state.key, NUM_PAIRS)), axis=0)
 
-    def _some(self, key: PRNGKeyArray, data: Data) -> Data:
-        return data if self.batch_size is None else mini_batch(key, data, self.batch_size)
-
     def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
         later = jax.random.fold_in(key, 0)
         batch_key, key = jax.random.split(key)
-        data = self._some(batch_key, problem.data)
+        data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
         mean = state.coordinates.mean
         noise = jax.random.normal(key, mean.shape, mean.dtype)
         (value, phi), gradient = jax.value_and_grad(
