@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SMALL = ("boston", "concrete", "energy", "wine_red", "yacht")
 LARGE = ("kin8nm", "naval", "power", "protein")
 BAR = 0.05  # nats from pooled
-BRIEF = Setting(num_steps=100, step_size=0.1)
+BRIEF = Setting(num_steps=100)
 
 
 def sgp_uci(journal: Journal, size: Size, seed: int) -> None:
