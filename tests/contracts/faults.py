@@ -261,10 +261,13 @@ class Simulation:
         before, name = self.server, self.random.choice(self.server.names)
         server = self._rescheduled(ledger.withdraw(self.algorithm, before, name))
         if self._write(server):
-            if any(server.rows[other] is not before.rows[other] for other in server.rows):
+            del self.books.rows[name]
+            kept = self.algorithm.remaining(before, {other: before.rows[other] for other in server.rows})
+            if not eqx.tree_equal(server.rows, kept):
                 self._note("rows emptied")  # without this client the product was improper
                 self.books.rows = dict.fromkeys(self.books.rows, self.world.empty)
-            del self.books.rows[name]
+            else:
+                self.books.rows = self.algorithm.remaining(before, self.books.rows)
             self.books.local.pop(name, None)
 
     def _join(self) -> None:
