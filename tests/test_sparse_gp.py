@@ -480,11 +480,12 @@ def test_what_a_solver_climbs(point):
     problem, at = _at_a_visit()
     model, phi, client = problem.model, at.mean, (problem.cavity.conditional, at.own, problem.data)
 
-    def slope(mean, caution=0.1):
+    def slopes(mean, caution=0.1):
         solver = SharedDescent(optax.adam, point=point, caution=caution)
         objective = lambda at: solver.objective(jnp.zeros_like(phi), problem, at, problem.data)[0]  # noqa: E731
-        return jax.grad(objective)(replace(at, mean=mean)).mean
+        return jax.grad(objective)(replace(at, mean=mean))
 
+    slope = lambda *arguments: slopes(*arguments).mean  # noqa: E731
     if point:
         _close(slope(phi), -jax.grad(model.bound)(phi, *client), 1e-7)
         return
@@ -493,6 +494,10 @@ def test_what_a_solver_climbs(point):
     expected = jax.grad(model.whole)(phi, *client) + problem.cavity.pull - weight * prior.precision * (phi - prior.mean)
     _close(slope(phi), -expected, 1e-7)
     _close(slope(phi + 0.1, 0.5) - slope(phi + 0.1, 0.0), weight * 0.5 * 200.0 * 0.1, 1e-7)
+    # in the log of a gain of 1, beside a cavity of 100: both KL in the precision, (1 / q - p / q^2) / 2 each
+    q = 101.0
+    spread = (1 / q - prior.precision / q**2) + 0.1 * (1 / q - 200.0 / q**2)
+    _close(slopes(phi).log_gain, 0.5 * weight * spread, 1e-9)
 
 
 def _pulls(solver, problem, at, num_keys):
@@ -584,11 +589,19 @@ def test_pulls_say_what_few_pseudo_observations_cannot():
     assert off[1] > 0.2
 
 
-def test_pulls_of_mini_batches_are_of_many_rows():
-    """Of all of them, where they are not many times the batch; else of a batch of them, scaled to all."""
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_pulls_do_not_depend_on_padding(batch_size):
+    """Engines pad as they like, and must agree."""
     problem, at = _at_a_visit()
-    small, whole = (_pulls(SharedDescent(optax.adam, batch_size=size), problem, at, 1)[0] for size in (2, None))
-    _close(small, whole, 1e-9)
+    (x, y), weight = problem.data.batch, problem.data.weight
+    widen = lambda leaf: jnp.concatenate([leaf, 7.0 * jnp.ones((90, *leaf.shape[1:]))])  # noqa: E731
+    padded = Data((widen(x), widen(y)), jnp.concatenate([weight, jnp.zeros(90)]), problem.data.num_rows)
+    solver = SharedDescent(optax.adam, batch_size=batch_size)
+    _close(*(_pulls(solver, replace(problem, data=data), at, 1) for data in (problem.data, padded)), 1e-9)
+
+
+def test_pulls_of_mini_batches_are_scaled_to_all_rows():
+    problem, at = _at_a_visit()
     x, y = gp.rows(400, seed=2)
     data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(400), jnp.asarray(400))
     problem = replace(problem, data=data)

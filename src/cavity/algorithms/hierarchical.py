@@ -4,7 +4,7 @@
 | --- | --- |
 | phi | what `posterior.shared` is over |
 | t_k(theta given phi) t_k(phi) | `brief.row` |
-| q without k, normalised given phi | `cavity = posterior / row` |
+| q without k (normalised given phi in the paper alone) | `cavity = posterior / row` |
 | alpha | `alpha`, on the KL of variational parameters alone |
 | - | `pull`, what a factor leaves unsaid of phi (`solvers/shared_descent.py`) |
 
@@ -82,8 +82,8 @@ class HierarchicalPVI(RowAlgorithm):
         return False  # a reply replaces the row, and does not multiply it
 
     def empty_row(self) -> Hierarchical:
-        nothing = None if self.prior.pull is None else jnp.zeros_like(self.prior.pull)
-        return Hierarchical(self.prior.shared**0.0, self.model.no_factor(), nothing)
+        prior = self.prior
+        return Hierarchical(prior.shared**0.0, self.model.no_factor(), prior.pull)
 
     def initial_local(self, data: Data) -> PyTree:
         return None

@@ -35,7 +35,7 @@ from cavity.distributions.natural import ArrayLike
 O = TypeVar("O", bound="Observations")  # noqa: E741
 Features = Callable[[Float[Array, "*batch d"]], Float[Array, "*batch m"]]
 Kernel = Callable[..., Array]  # k(x) is the variance at each x, k(x, x') the covariances
-RIDGE = 1e-10  # relative, where S^-1 is inverted
+RIDGE = 1e-10  # relative to a trace, where a matrix of full noise is inverted
 
 
 class Observations(eqx.Module):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PyTree
 
-from cavity.distributions.pseudo import CoupledObservations, Observations, PseudoObservations
+from cavity.distributions.pseudo import RIDGE, CoupledObservations, Observations, PseudoObservations
 from cavity.errors import CavityError
 from cavity.interfaces import Data, Likelihood
 from cavity.models.inducing import NATURAL_RATE, Inducing, sites
@@ -31,7 +31,6 @@ from cavity.models.inducing import NATURAL_RATE, Inducing, sites
 LEAST_PRECISION = 1e-3  # of a pseudo-observation at the start
 TWIN = 1e-10  # the squared distance below which two rows have the same inputs
 FIRST_STEPS = 50  # to the sites that a factor starts with
-RIDGE = 1e-10  # of the linear problem of a full covariance, relative to its trace
 
 
 class FactorForm(eqx.Module):

@@ -153,13 +153,12 @@ class SharedDescent(Solver):
         mean, cavity = state.coordinates.mean, problem.cavity
         sd = jnp.sqrt(state.coordinates.shared(cavity.shared).variance)
         factor = problem.model.conditional(state.coordinates.own)
-        # as it stays until the next visit, it is of more rows than a step, and of all where these are not many
-        num_rows = len(problem.data.weight)
-        size = num_rows if self.batch_size is None else min(NUM_PAIRS * self.batch_size, num_rows)
+        # as it stays until the next visit, it is of more rows than a step
+        size = None if self.batch_size is None else NUM_PAIRS * self.batch_size
 
         def one(key: PRNGKeyArray) -> Float[Array, " d"]:
             batch_key, key = jax.random.split(key)
-            data = problem.data if size == num_rows else mini_batch(batch_key, problem.data, size)
+            data = problem.data if size is None else mini_batch(batch_key, problem.data, size)
             slope = jax.grad(lambda phi: problem.model.unsaid(phi, cavity.conditional, factor, data))
             away = sd * jax.random.normal(key, mean.shape, mean.dtype)
             return 0.5 * (slope(mean + away) + slope(mean - away))
