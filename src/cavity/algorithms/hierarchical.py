@@ -6,7 +6,7 @@
 | t_k(theta given phi) t_k(phi) | `brief.row` |
 | q without k (normalised given phi in the paper alone) | `cavity = posterior / row` |
 | alpha | `alpha`, on the KL of variational parameters alone |
-| - | `pull`, what a factor leaves unsaid of phi (`solvers/shared_descent.py`) |
+| - | `pull`, over phi too, what a factor leaves unsaid of it (`solvers/shared_descent.py`) |
 
 A reply replaces its client's row. Damped, a row goes a share of the way to it: V, S^-1 and S^-1 m in a straight line,
 and natural parameters of phi likewise, so that fixed points are what they are without. The posterior is prior times
@@ -75,7 +75,7 @@ class HierarchicalPVI(RowAlgorithm):
     @property
     def prior(self) -> Hierarchical:
         prior = self.model.prior
-        return replace(prior, pull=jnp.zeros(prior.shared.dimension)) if self.model.others_stand_in else prior
+        return replace(prior, pull=prior.shared**0.0) if self.model.others_stand_in else prior
 
     @property
     def rows_multiply(self) -> bool:

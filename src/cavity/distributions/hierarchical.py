@@ -4,21 +4,23 @@ Federated sparse Gaussian processes, section 4:  q(theta, phi) = q(theta | phi) 
 about, and phi what all factors t_k(theta | phi) have in common (inducing inputs, hyperparameters, a network's weights).
 
 Where a factor of theta stands in for its rows as a function of phi too (`SharedModel.others_stand_in`), what it leaves
-unsaid of phi is kept beside it as exp(pull . phi).
+unsaid of phi is kept beside it, to second order, as a Gaussian that need not be proper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.natural import ArrayLike, product
+from cavity.distributions.natural import product
 
 CERTAIN = 1e14  # the precision of a point
 
@@ -29,37 +31,43 @@ class Hierarchical(eqx.Module):
     Attributes:
         shared: over phi.
         conditional: over theta given phi, such as `PseudoObservations`; None where theta is phi.
-        pull: the gradient in phi of what the rows say beyond `conditional`; None where that is not asked.
+        pull: over phi, what the rows say of it beyond `conditional`; None where that is not asked.
     """
 
     shared: DiagonalGaussian
     conditional: Any = None
-    pull: Float[ArrayLike, " d"] | None = None
+    pull: DiagonalGaussian | None = None
 
     def __mul__(self, other: Hierarchical) -> Hierarchical:
-        both = None if self.conditional is None else self.conditional * other.conditional
-        return Hierarchical(self.shared * other.shared, both, _mixed(1.0, self.pull, 1.0, other.pull))
+        return self._with(other, operator.mul)
 
     def __truediv__(self, other: Hierarchical) -> Hierarchical:
-        rest = None if self.conditional is None else self.conditional / other.conditional
-        return Hierarchical(self.shared / other.shared, rest, _mixed(1.0, self.pull, -1.0, other.pull))
+        return self._with(other, operator.truediv)
 
     def __pow__(self, exponent: Any) -> Hierarchical:
-        power = None if self.conditional is None else self.conditional**exponent
-        return Hierarchical(self.shared**exponent, power, None if self.pull is None else exponent * self.pull)
+        return self._with(self, lambda part, _: part**exponent)
 
     def towards(self, other: Hierarchical, share: Any) -> Hierarchical:
         """The way to another factor, this share of it: a fixed point stays one."""
-        way = None if self.conditional is None else self.conditional.towards(other.conditional, share)
-        pull = _mixed(1.0 - share, self.pull, share, other.pull)
-        return Hierarchical(self.shared ** (1.0 - share) * other.shared**share, way, pull)
+
+        def way(one: Any, two: Any) -> Any:
+            line = isinstance(one, DiagonalGaussian)  # in natural parameters
+            return one ** (1.0 - share) * two**share if line else one.towards(two, share)
+
+        return self._with(other, way)
 
     @property
     def is_proper(self) -> Bool[Array, ""]:
         """Whether phi has a proper distribution; theta has one, given phi, as precisions are never negative."""
         finite = True if self.conditional is None else self.conditional.is_finite
-        pulled = True if self.pull is None else jnp.all(jnp.isfinite(jnp.asarray(self.pull)))
-        return self.shared.is_proper & jnp.asarray(finite) & pulled
+        pulls = [jnp.all(jnp.isfinite(jnp.asarray(eta))) for eta in jax.tree.leaves(self.pull)]
+        return self.shared.is_proper & jnp.all(jnp.stack([jnp.asarray(finite), *pulls]))
+
+    def _with(self, other: Hierarchical, operate: Callable[[Any, Any], Any]) -> Hierarchical:
+        """Part by part; a part that one of them lacks is lacking."""
+        pairs = ((self.conditional, other.conditional), (self.pull, other.pull))
+        parts = (None if one is None or two is None else operate(one, two) for one, two in pairs)
+        return Hierarchical(operate(self.shared, other.shared), *parts)
 
 
 def joint(prior: Hierarchical, rows: Sequence[Hierarchical]) -> Hierarchical:
@@ -67,9 +75,7 @@ def joint(prior: Hierarchical, rows: Sequence[Hierarchical]) -> Hierarchical:
     shared = prior.shared * product([row.shared for row in rows])
     conditionals = [row.conditional for row in rows]
     together = None if conditionals[0] is None else conditionals[0].together(conditionals)
-    pull = prior.pull
-    for row in rows:
-        pull = _mixed(1.0, pull, 1.0, row.pull)
+    pull = None if prior.pull is None else prior.pull * product([row.pull for row in rows])
     return Hierarchical(shared, together, pull)
 
 
@@ -77,7 +83,3 @@ def certain(phi: Any) -> DiagonalGaussian:
     """A point, as a Gaussian of next to no width."""
     phi = np.asarray(phi)
     return DiagonalGaussian(CERTAIN * phi, np.full_like(phi, CERTAIN))
-
-
-def _mixed(a: Any, pull: Any, b: Any, other: Any) -> Any:
-    return None if pull is None or other is None else a * pull + b * other

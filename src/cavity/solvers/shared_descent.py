@@ -19,14 +19,22 @@ So, where factors can stand in for their rows as functions of theta and phi (`Sh
 keeps its normaliser, and a client climbs the bound of all,
 
     E_q(phi) [ E[log p(y_k | theta)] + sum over j /= k of E[log t_j(theta, phi)] - KL(q(theta | phi) : p(theta | phi)) ]
-        + sum over j /= k of pull_j . phi  -  alpha KL(q(phi) : p(phi))  -  alpha caution KL(q(phi) : as received)
+        + sum over j /= k of E_q(phi) [log pull_j(phi)]
+        - alpha KL(q(phi) : p(phi))  -  alpha caution KL(q(phi) : as received)
 
-pull_k is the gradient of E_q(phi)[ E[log p(y_k | theta)] - E[log t_k(theta, phi)] ] in the mean of q(phi), where the
-client left it (Jordan, Lee and Yang, 2019, correct one client's rows so that they serve for all). At a fixed point the
-gradient in that mean is then that of global VI with these factors, whatever they leave unsaid; the better they stand
-in, the sooner it is found. In theta this is (7) as printed. The spread of q(phi) is that which the stand-ins give it:
-exact with rows as factors, else in general somewhat wider. Factors of q(phi) still multiply to it: a client's is q(phi)
-over the cavity's, all that its visits have changed.
+pull_k is what its factor leaves unsaid of phi, U_k(phi) = E[log p(y_k | theta)] - E[log t_k(theta, phi)], about where
+the client left q(phi), of mean m_k (Jordan, Lee and Yang, 2019, correct one client's rows by a slope, so that they
+serve for all):
+
+    log pull_k(phi) = E_q[U_k'] . phi  -  sum over i of B_i (phi_i - m_ki)^2 / 2,    B = max(0, -E_q[U_k''])
+
+At a fixed point the gradient in the mean of q(phi) is then that of global VI with these factors, whatever they leave
+unsaid; the better they stand in, the sooner it is found. B gives q(phi) the spread that the rows give it, where the
+stand-ins alone would leave it too wide; sampled, and never negative, it is a little too large at times. And it keeps
+inducing inputs from running along a slope past where it ends, with every pass further. The model's own entries need no
+such hold, and hang together (a long length scale with a large scale), so that entry by entry it would hold them where
+they were: in their mean the pull is its slope. In theta all this is (7) as printed. Factors of q(phi) still multiply to
+it: a client's is q(phi) over the cavity's, all that its visits have changed.
 """
 
 from __future__ import annotations
@@ -89,7 +97,7 @@ class SharedDescent(Solver):
         plateau: a convergence test; None takes all steps.
         first_gain: the precision that a factor starts with for phi, at its client's first visit.
         caution: where others stand in for their rows, the weight of KL(q(phi) : q(phi) as received), beside that of
-            KL(q(phi) : p(phi)): pulls are right to first order, so that a visit should not go too far.
+            KL(q(phi) : p(phi)): pulls are right nearby alone, so that a visit should not go too far.
         point: phi is a point, and has no KL; for averaging.
         still_steps: in so many of the steps, the first, phi stays where it is.
     """
@@ -144,10 +152,10 @@ class SharedDescent(Solver):
         if not model.others_stand_in:
             return jnp.sum(weight * _kl_terms(q, cavity.shared)) - model.bound(*at), phi
         away = _kl_terms(q, model.prior.shared) + self.caution * _kl_terms(q, problem.posterior.shared)
-        return jnp.sum(weight * away) - model.whole(*at) - cavity.pull @ coordinates.mean, phi
+        return jnp.sum(weight * away) - model.whole(*at) - _pulled(model, q, cavity.pull), phi
 
-    def pull(self, problem: SharedProblem, state: DescentState) -> Float[Array, " d"] | None:
-        """The gradient in the mean of q(phi) of what the rows say of phi beyond the factor; None where nobody asks."""
+    def pull(self, problem: SharedProblem, state: DescentState) -> DiagonalGaussian | None:
+        """What the rows say of phi beyond the factor, to second order; None where nobody asks."""
         if self.point or not problem.model.others_stand_in:
             return None
         mean, cavity = state.coordinates.mean, problem.cavity
@@ -156,17 +164,21 @@ class SharedDescent(Solver):
         # as it stays until the next visit, it is of more rows than a step
         size = None if self.batch_size is None else NUM_PAIRS * self.batch_size
 
-        def one(key: PRNGKeyArray) -> Float[Array, " d"]:
+        def one(key: PRNGKeyArray) -> tuple[Float[Array, " d"], ...]:
             batch_key, key = jax.random.split(key)
             data = problem.data if size is None else mini_batch(batch_key, problem.data, size)
             slope = jax.grad(lambda phi: problem.model.unsaid(phi, cavity.conditional, factor, data))
             away = sd * jax.random.normal(key, mean.shape, mean.dtype)
-            return 0.5 * (slope(mean + away) + slope(mean - away))
+            up, down = slope(mean + away), slope(mean - away)
+            return 0.5 * (up + down), 0.5 * away * (down - up), away**2
 
-        return jnp.mean(jax.lax.map(one, jax.random.split(state.key, NUM_PAIRS)), axis=0)
+        pairs = jax.lax.map(one, jax.random.split(state.key, NUM_PAIRS))
+        slope, fall, square = (jnp.mean(each, axis=0) for each in pairs)
+        bend = jnp.maximum(fall / square, 0.0)  # -E_q[U''] = E_q[away * fall] / E_q[away^2], by Stein's identity
+        return DiagonalGaussian(slope + bend * _held(problem.model, mean), bend)
 
     def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
-        later = jax.random.fold_in(key, 0)
+        later = jax.random.fold_in(key, 2)  # 0 and 1 are those of the split
         batch_key, key = jax.random.split(key)
         data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
         mean = state.coordinates.mean
@@ -206,6 +218,17 @@ class SharedDescent(Solver):
             steps=state.steps,
             converged=jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau),
         )
+
+
+def _held(model: SharedModel, mean: Float[Array, " d"]) -> Float[Array, " d"]:
+    """The entries of the mean that a pull's bend holds: those of variational parameters."""
+    return jnp.where(model.is_auxiliary, mean, 0.0)
+
+
+def _pulled(model: SharedModel, q: DiagonalGaussian, pull: DiagonalGaussian) -> Float[Array, ""]:
+    """E_q[log pull(phi)], where of the model's own entries only the spread feels the bend."""
+    squares = _held(model, q.mean) ** 2 + q.variance
+    return pull.precision_mean @ q.mean - 0.5 * pull.precision @ squares
 
 
 def _kl_terms(q: DiagonalGaussian, p: DiagonalGaussian) -> Float[Array, " d"]:
