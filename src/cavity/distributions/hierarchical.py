@@ -75,8 +75,8 @@ def joint(prior: Hierarchical, rows: Sequence[Hierarchical]) -> Hierarchical:
     shared = prior.shared * product([row.shared for row in rows])
     conditionals = [row.conditional for row in rows]
     together = None if conditionals[0] is None else conditionals[0].together(conditionals)
-    pull = None if prior.pull is None else prior.pull * product([row.pull for row in rows])
-    return Hierarchical(shared, together, pull)
+    pulls = [q.pull for q in (prior, *rows) if q.pull is not None]
+    return Hierarchical(shared, together, product(pulls) if len(pulls) == 1 + len(rows) else None)
 
 
 def certain(phi: Any) -> DiagonalGaussian:

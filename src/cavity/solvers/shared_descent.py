@@ -228,7 +228,7 @@ def _held(model: SharedModel, mean: Float[Array, " d"]) -> Float[Array, " d"]:
 def _pulled(model: SharedModel, q: DiagonalGaussian, pull: DiagonalGaussian) -> Float[Array, ""]:
     """E_q[log pull(phi)], where of the model's own entries only the spread feels the bend."""
     squares = _held(model, q.mean) ** 2 + q.variance
-    return pull.precision_mean @ q.mean - 0.5 * pull.precision @ squares
+    return jnp.sum(pull.precision_mean * q.mean - 0.5 * pull.precision * squares)
 
 
 def _kl_terms(q: DiagonalGaussian, p: DiagonalGaussian) -> Float[Array, " d"]:
