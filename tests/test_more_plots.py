@@ -56,6 +56,16 @@ def test_bands_show_mean_bands_and_rows_of_each_method():
     ]
 
 
+def test_no_method_cuts_off_the_inducing_inputs_of_another():
+    many, few = (np.full(9, 2.0), np.full(9, 0.5)), (np.array([2.0]), np.array([0.5]))
+    figure = plots.bands(X, {"PVI": prediction(0.0), "few": prediction(5.0)}, ROWS, inducing={"PVI": many, "few": few})
+    strip = figure.axes[2]
+    bottom, top = strip.get_ylim()
+    lanes = strip.lines[0].get_ydata()
+    assert len(np.unique(lanes)) == 9
+    assert ((lanes > top) & (lanes < bottom)).all()
+
+
 def test_inducing_inputs_stand_below_with_a_deviation_to_either_side_and_never_overlap():
     means, deviations = np.array([2.0, 1.0, 2.1, 9.0]), np.array([0.5, 0.1, 0.3, 0.1])
     figure = plots.bands(X, {"PVI": prediction(0.0)}, ROWS, inducing={"PVI": (means, deviations)})

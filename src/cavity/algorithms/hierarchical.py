@@ -111,10 +111,11 @@ class HierarchicalPVI(RowAlgorithm):
         return row.towards(delta, exponent)
 
     def remaining(self, server: ServerState, rows: dict[str, Any]) -> dict[str, Any]:
-        """Those of whoever stays, with the mean of q(phi) where it was: whatever moved it, it moved it for all.
+        """Those of whoever stays, with the mean of q(phi) where it was but for the prior's share in it.
 
-        Divided out, a row would take along all that its client's visits have changed, many times over where it has
-        little precision. The others then go on from there to where they would have come without it.
+        Whatever moved it moved it for all. Divided out, a row would take along all that its client's visits have
+        changed, many times over where it has little precision. The others then go on from there to where they would
+        have come without it.
         """
         if not rows or not self.model.others_stand_in:
             return rows

@@ -4,7 +4,7 @@ Federated sparse Gaussian processes, section 4:  q(theta, phi) = q(theta | phi) 
 about, and phi what all factors t_k(theta | phi) have in common (inducing inputs, hyperparameters, a network's weights).
 
 Where a factor of theta stands in for its rows as a function of phi too (`SharedModel.others_stand_in`), what it leaves
-unsaid of phi is kept beside it, to second order, as a Gaussian that need not be proper.
+unsaid of phi is kept beside it: a slope and a bend of each entry, as natural parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Hierarchical(eqx.Module):
     Attributes:
         shared: over phi.
         conditional: over theta given phi, such as `PseudoObservations`; None where theta is phi.
-        pull: over phi, what the rows say of it beyond `conditional`; None where that is not asked.
+        pull: what the rows say of phi beyond `conditional`, not proper, and to be read by `solvers/shared_descent.py`
+            alone; None where that is not asked.
     """
 
     shared: DiagonalGaussian
@@ -64,10 +65,10 @@ class Hierarchical(eqx.Module):
         return self.shared.is_proper & jnp.all(jnp.stack([jnp.asarray(finite), *pulls]))
 
     def _with(self, other: Hierarchical, operate: Callable[[Any, Any], Any]) -> Hierarchical:
-        """Part by part; a part that one of them lacks is lacking."""
-        pairs = ((self.conditional, other.conditional), (self.pull, other.pull))
-        parts = (None if one is None or two is None else operate(one, two) for one, two in pairs)
-        return Hierarchical(operate(self.shared, other.shared), *parts)
+        """Part by part; a pull that one of them lacks is lacking."""
+        conditional = None if self.conditional is None else operate(self.conditional, other.conditional)
+        pull = None if self.pull is None or other.pull is None else operate(self.pull, other.pull)
+        return Hierarchical(operate(self.shared, other.shared), conditional, pull)
 
 
 def joint(prior: Hierarchical, rows: Sequence[Hierarchical]) -> Hierarchical:

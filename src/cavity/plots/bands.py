@@ -82,8 +82,8 @@ def bands(
     for axes in panels[-1]:
         axes.set_xlabel(x_label)
     if inducing is not None:
-        for axes, method in zip(panels[1], predictions, strict=True):
-            _strip(axes, *inducing[method])
+        lanes = [_strip(axes, *inducing[method]) for axes, method in zip(panels[1], predictions, strict=True)]
+        panels[1][0].set_ylim(max(*lanes, 3) + 0.8, -0.8)  # the strips share it
         panels[1][0].set_ylabel("inducing\ninputs", fontsize="small", color="#555555")
     handles, names = panels[0][0].get_legend_handles_labels()
     if len(clients) > MANY_CLIENTS:
@@ -137,20 +137,20 @@ def _rows(axes: Axes, clients: Mapping[str, Pair]) -> None:
         )
 
 
-def _strip(axes: Axes, means: np.ndarray, deviations: np.ndarray) -> None:
-    """Inducing inputs as dots with a standard deviation to either side."""
+def _strip(axes: Axes, means: np.ndarray, deviations: np.ndarray) -> int:
+    """Inducing inputs as dots with a standard deviation to either side; the last lane that they need."""
     low, high = axes.get_xlim()
     means, deviations = np.ravel(means), np.ravel(deviations)
     lane = _lanes(means, deviations, GAP * (high - low))
     axes.hlines(lane, means - deviations, means + deviations, color=GUIDE, linewidth=1.2)
     axes.plot(means, lane, marker="o", color=MEAN, markersize=3.5, linestyle="none")
-    axes.set_ylim(max(lane.max(initial=0), 3) + 0.8, -0.8)
     axes.set_yticks([])
     axes.spines[["top", "right", "left"]].set_visible(False)
     for off, place, side in ((means < low, 0.0, "left"), (means > high, 1.0, "right")):
         if count := int(np.sum(off)):
             text = f"{count} off the axis"
             axes.text(place, 0.0, text, transform=axes.transAxes, ha=side, va="bottom", fontsize="x-small")
+    return int(lane.max(initial=0))
 
 
 def _lanes(means: np.ndarray, deviations: np.ndarray, gap: float) -> np.ndarray:

@@ -22,19 +22,19 @@ keeps its normaliser, and a client climbs the bound of all,
         + sum over j /= k of E_q(phi) [log pull_j(phi)]
         - alpha KL(q(phi) : p(phi))  -  alpha caution KL(q(phi) : as received)
 
-pull_k is what its factor leaves unsaid of phi, U_k(phi) = E[log p(y_k | theta)] - E[log t_k(theta, phi)], about where
+pull_k is what its factor leaves unsaid of phi, U_k(phi) = E[log p(y_k | theta)] - E[log t_k(theta, phi)], near where
 the client left q(phi), of mean m_k (Jordan, Lee and Yang, 2019, correct one client's rows by a slope, so that they
-serve for all):
+serve for all). With B = max(0, -E_q[U_k'']), entry by entry, and for q(phi) of mean m and variance v,
 
-    log pull_k(phi) = E_q[U_k'] . phi  -  sum over i of B_i (phi_i - m_ki)^2 / 2,    B = max(0, -E_q[U_k''])
+    E_q(phi) [log pull_k] = E_q[U_k'] . m  -  B . v / 2  -  sum over variational parameters i of B_i (m_i - m_ki)^2 / 2
 
-At a fixed point the gradient in the mean of q(phi) is then that of global VI with these factors, whatever they leave
-unsaid; the better they stand in, the sooner it is found. B gives q(phi) the spread that the rows give it, where the
-stand-ins alone would leave it too wide; sampled, and never negative, it is a little too large at times. And it keeps
-inducing inputs from running along a slope past where it ends, with every pass further. The model's own entries need no
-such hold, and hang together (a long length scale with a large scale), so that entry by entry it would hold them where
-they were: in their mean the pull is its slope. In theta all this is (7) as printed. Factors of q(phi) still multiply to
-it: a client's is q(phi) over the cavity's, all that its visits have changed.
+At a fixed point the gradient in m is then that of global VI with these factors, whatever they leave unsaid; the better
+they stand in, the sooner it is found. So is the gradient in v where no B is cut off at 0; there q(phi) stays too
+narrow, where without B it would be too wide, and a visit's B, of few samples, can be off by a third. The last term is
+because a slope holds nearby alone: without it inducing inputs overshoot, with every pass more. The model's own entries
+do without, for they are correlated (a long length scale with a large scale), and such a penalty on each would keep them
+where they were. In theta all this is (7) as printed. Factors of q(phi) still multiply to it: a client's is q(phi) over
+the cavity's, all that its visits have changed.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class SharedDescent(Solver):
 
         pairs = jax.lax.map(one, jax.random.split(state.key, NUM_PAIRS))
         slope, fall, square = (jnp.mean(each, axis=0) for each in pairs)
-        bend = jnp.maximum(fall / square, 0.0)  # -E_q[U''] = E_q[away * fall] / E_q[away^2], by Stein's identity
+        bend = jnp.maximum(fall / square, 0.0)  # -E_q[U''] = -E_q[away U'(m + away)] / E_q[away^2]: Stein's identity
         return DiagonalGaussian(slope + bend * _held(problem.model, mean), bend)
 
     def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
@@ -221,12 +221,12 @@ class SharedDescent(Solver):
 
 
 def _held(model: SharedModel, mean: Float[Array, " d"]) -> Float[Array, " d"]:
-    """The entries of the mean that a pull's bend holds: those of variational parameters."""
+    """The entries of the mean that a pull's bend penalises: those of variational parameters."""
     return jnp.where(model.is_auxiliary, mean, 0.0)
 
 
 def _pulled(model: SharedModel, q: DiagonalGaussian, pull: DiagonalGaussian) -> Float[Array, ""]:
-    """E_q[log pull(phi)], where of the model's own entries only the spread feels the bend."""
+    """E_q[log pull(phi)], up to a constant; of the model's own entries only the variance feels the bend."""
     squares = _held(model, q.mean) ** 2 + q.variance
     return jnp.sum(pull.precision_mean * q.mean - 0.5 * pull.precision * squares)
 
