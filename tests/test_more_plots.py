@@ -163,6 +163,12 @@ def test_inducing_inputs_beyond_the_map_are_counted_and_do_not_stretch_it():
     assert [text.get_text() for text in axes.texts] == ["2 inducing inputs beyond the map"]
 
 
+def test_a_map_has_room_for_its_clients():
+    clients = {"north": np.array([[-95.0, 55.0], [-90.0, 60.0]])}
+    axes = plots.maps({"PVI": (PLACES, np.zeros(3))}, label="F", clients=clients).axes[0]
+    assert axes.get_ylim()[1] > 60
+
+
 def test_territories_give_neighbours_other_colours():
     rng = np.random.default_rng(0)
     corners = [(i, j) for i in range(5) for j in range(4)]

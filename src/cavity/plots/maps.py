@@ -63,7 +63,7 @@ def maps(
     _check(panels, inducing or {})
     columns = len(panels) if columns is None else columns
     num_lines = -(-len(panels) // columns)
-    everywhere = np.concatenate([places for places, _ in panels.values()])
+    everywhere = np.concatenate([places for places, _ in panels.values()] + list((clients or {}).values()))
     low, high = _frame(everywhere)
     height = WIDTH * (high - low)[1] * _stretch(everywhere) / (high - low)[0]
     room = 0.9 if inducing or clients else 0.4  # for the legend, and what stands around the maps
@@ -182,7 +182,7 @@ def _inducing(axes: Axes, inputs: np.ndarray | Pair) -> None:
     )
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     if off := int(np.sum(~np.all((means >= [left, bottom]) & (means <= [right, top]), axis=1))):
-        text = f"{off} inducing inputs beyond the map"
+        text = f"{off} inducing {'input' if off == 1 else 'inputs'} beyond the map"
         axes.text(0.01, 0.01, text, transform=axes.transAxes, ha="left", va="bottom", fontsize="x-small")
 
 
