@@ -474,10 +474,10 @@ def _at_a_visit(form="diagonal", precision=100.0):
     model = _Given(**{name: getattr(model, name) for name in model.__dataclass_fields__})
     shared = DiagonalGaussian(precision * phi, jnp.full_like(phi, precision))
     rng = np.random.default_rng(4)
-    pull = DiagonalGaussian(jnp.asarray(rng.normal(size=phi.shape)), jnp.asarray(rng.uniform(0, 3, size=phi.shape)))
-    cavity = Hierarchical(shared, PseudoObservations.together(factors[1:]), pull)
-    own = Hierarchical(shared**0.0, factors[0], shared**0.0)
-    received = replace(cavity, shared=shared**2.0)
+    some = lambda: DiagonalGaussian(*(jnp.asarray(rng.uniform(low, 3, size=phi.shape)) for low in (-3, 0)))  # noqa: E731
+    cavity = Hierarchical(shared, PseudoObservations.together(factors[1:]), some())
+    own = Hierarchical(shared**0.0, factors[0], some())
+    received = replace(cavity, shared=shared**2.0, pull=cavity.pull * own.pull)  # a client's own is no part of it
     problem = SharedProblem(model, cavity, received, own, rows[0], jnp.asarray(0.1))
     return problem, Coordinates(phi, jnp.zeros_like(phi), factors[0])
 

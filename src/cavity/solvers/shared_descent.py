@@ -29,8 +29,8 @@ serve for all). With B = max(0, -E_q[U_k'']), entry by entry, and for q(phi) of 
     E_q(phi) [log pull_k] = E_q[U_k'] . m  -  B . v / 2  -  sum over variational parameters i of B_i (m_i - m_ki)^2 / 2
 
 At a fixed point the gradient in m is then that of global VI with these factors, whatever they leave unsaid; the better
-they stand in, the sooner it is found. So is the gradient in v where no B is cut off at 0; there q(phi) stays too
-narrow, where without B it would be too wide, and a visit's B, of few samples, can be off by a third. The last term is
+they stand in, the sooner it is found. So is the gradient in v, except where a B is cut off at 0, which leaves q(phi)
+too narrow; without B it would mostly be too wide. A visit's B, of few samples, can be off by a third. The last term is
 because a slope holds nearby alone: without it inducing inputs overshoot, with every pass more. The model's own entries
 do without, for they are correlated (a long length scale with a large scale), and such a penalty on each would keep them
 where they were. In theta all this is (7) as printed. Factors of q(phi) still multiply to it: a client's is q(phi) over
