@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 
 .PHONY: install demo test test-slow lint format bench lock clean
 
-# Rebuilt when the requirements change; constraints.txt pins every package, for all extras.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Rebuilt when the requirements change. requirements.lock has every package, and the build's, by its hashes.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+$(VENV)/.installed: pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 install: $(VENV)/.installed
@@ -36,8 +38,8 @@ bench: install
 	$(BIN)/cavity bench core
 
 # Resolve anew, for all extras at once, and write what was chosen.
-lock:
-	$(PYTHON) tools/lock.py
+lock: install
+	$(BIN)/python tools/lock.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
