@@ -1,7 +1,7 @@
 """From columns to the matrix of a formula.
 
-formulaic learns its columns from a template that is made from the study alone: every agreed level occurs in it, and
-no row of anybody. So all sites have the same columns, whatever their rows happen to hold.
+The columns of the matrix follow from the study alone: every agreed level has its own, and no row of anybody is looked
+at. So all sites have the same columns, whatever their rows happen to hold.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from cavity.errors import StudyError
-from cavity.study.columns import Category, Column, Text
-from cavity.study.formula import parse_formula, right_side
+from cavity.study.coding import Block, Coded, blocks
+from cavity.study.columns import DATE_REMEDY, Category, Column, Text
+from cavity.study.formula import parse_formula
+from cavity.study.formula.expressions import compute
 
-INTERCEPT = "Intercept"  # formulaic's name of the column of ones
-TEMPLATE_ROWS = 64
+INTERCEPT = "Intercept"
 
 
 @dataclass(frozen=True)
@@ -37,40 +36,61 @@ class Design:
     @property
     def names(self) -> tuple[str, ...]:
         """One per column of the matrix, with levels: `rx[T.treated]:age`."""
-        return tuple(name for name in _spec(self).column_names if name != INTERCEPT)
+        return _layout(self)[1]
 
     @property
     def intercept(self) -> bool:
         """Whether the formula has one."""
-        return INTERCEPT in _spec(self).column_names
+        return parse_formula(self.formula).intercept
 
     def matrix(self, values: Mapping[str, np.ndarray], num_rows: int) -> Float[np.ndarray, "n p"]:
         """The rows of the matrix; not finite where a function is not, as the logarithm of zero is not."""
-        spec = _spec(self)
         with np.errstate(all="ignore"):
-            whole = np.asarray(spec.get_model_matrix(_frame(self.columns, values, num_rows), context={}), float)
-        return whole[:, [i for i, name in enumerate(spec.column_names) if name != INTERCEPT]]
+            found = [_columns(block, values, num_rows) for block in _layout(self)[0]]
+        return np.concatenate([np.zeros((num_rows, 0)), *found], axis=1)
+
+
+def _columns(block: Block, values: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
+    product = np.full((num_rows, 1), block.scale)
+    for coded in block.factors:
+        columns = _values(coded, values, num_rows)
+        width = product.shape[1] * columns.shape[1]
+        product = (columns[:, :, None] * product[:, None, :]).reshape(num_rows, width)
+    return product
+
+
+def _values(coded: Coded, values: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
+    if coded.levels is None:
+        return np.broadcast_to(compute(coded.factor.node, values), num_rows)[:, None]
+    return np.asarray(values[coded.factor.name])[:, None] == np.asarray(coded.levels)
 
 
 @lru_cache(maxsize=64)
-def _spec(design: Design) -> Any:
-    """What formulaic knows of the columns, from the template."""
-    for column in design.columns:
-        if column.name == INTERCEPT:
-            raise StudyError(f"a column cannot be called '{INTERCEPT}'; rename it")
-        if isinstance(column, Text):
-            raise StudyError(f"the formula uses the column '{column.name}', which is text; declare it as a category")
-    computed = parse_formula(design.formula).computed
-    for column in design.columns:
-        if isinstance(column, Category) and column.name in computed:
-            raise StudyError(f"the formula computes with '{column.name}', which is a category and not a number")
-    rows = template(design.columns, TEMPLATE_ROWS)
-    frame = _frame(design.columns, rows, len(next(iter(rows.values()), (1,))))
-    terms = right_side(design.formula)
-    if len(terms) == 0:
-        raise StudyError(f"the formula {design.formula!r} has no predictors")
-    with np.errstate(all="ignore"):
-        return terms.get_model_matrix(frame, context={}, na_action="ignore", output="numpy").model_spec
+def _layout(design: Design) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+    """The blocks of columns, and the names of all columns."""
+    formula = parse_formula(design.formula)
+    columns = {column.name: column for column in design.columns}
+    if lacking := [name for name in formula.predictors if name not in columns]:
+        raise formula.refusal(lacking[0], f"nothing is agreed about the column '{lacking[0]}'")
+    for name in formula.predictors:
+        if name == INTERCEPT:
+            raise formula.refusal(name, f"a column cannot be called '{INTERCEPT}'; rename it")
+        if isinstance(columns[name], Text):
+            raise formula.refusal(
+                name, f"the column '{name}' is text; declare it as a category, or if it is a date, {DATE_REMEDY}"
+            )
+        if isinstance(columns[name], Category) and name in formula.computed:
+            raise formula.refusal(name, f"it computes with '{name}', which is a category and not a number")
+    if not formula.terms and not formula.intercept:
+        raise formula.refusal_at(len(formula.text), "it has no predictors")
+    found = blocks(formula, {name: column for name, column in columns.items() if isinstance(column, Category)})
+    names: dict[str, None] = {}
+    for block in found:
+        for name in block.names:
+            if name in names:
+                raise formula.refusal_at(block.at, f"it has two coefficients {name!r}; rename a column or a level")
+            names[name] = None
+    return found, tuple(names)
 
 
 def template(columns: Sequence[Column], num_rows: int) -> dict[str, np.ndarray]:
@@ -86,14 +106,3 @@ def template(columns: Sequence[Column], num_rows: int) -> dict[str, np.ndarray]:
             values[column.name] = rng.uniform(1.0, 2.0, num_rows)
     longest = max([num_rows, *(len(column) for column in values.values())])
     return {name: np.resize(column, longest) for name, column in values.items()}
-
-
-def _frame(columns: Sequence[Column], values: Mapping[str, np.ndarray], num_rows: int) -> Any:
-    import pandas
-
-    def series(column: Column) -> Any:
-        if isinstance(column, Category):
-            return pandas.Categorical.from_codes(values[column.name], categories=list(column.ordered))
-        return np.asarray(values[column.name], float)
-
-    return pandas.DataFrame({column.name: series(column) for column in columns}, index=range(num_rows))

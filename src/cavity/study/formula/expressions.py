@@ -1,0 +1,159 @@
+"""What is computed with the numbers of one row: `I(age ** 2)`, `{dose / 10}`, `log(dose)`.
+
+One tree is checked, written and computed; there is no second reader that could understand it differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from cavity.study.formula.tokens import refusal
+from cavity.study.formula.tree import Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
+
+ROW_FUNCTIONS: Mapping[str, Callable[..., np.ndarray | np.float64]] = {
+    "I": lambda value: value,
+    "exp": np.exp,
+    "log": np.log,
+    "log10": np.log10,
+    "log2": np.log2,
+}
+POWERS = range(2, 11)
+_CATEGORY = "declare the column as a category with its levels"
+_BY_SITE = "its result would depend on the rows of each site; use the study's `scaling`"
+_LATER = "it is not available yet"
+REMEDIES = {
+    "C": _CATEGORY,
+    "factor": _CATEGORY,
+    "Q": "write the column between backticks",
+    "offset": "offsets are not available yet",
+    "Surv": "survival outcomes are not available yet",
+    "stratified": _LATER,
+    "ns": _LATER,
+} | dict.fromkeys(("bs", "cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
+# The ranks of Python, by which a name such as `I((a + b) * c)` has the brackets that it needs and no others.
+_SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)
+
+
+def check(text: str, node: Node) -> None:
+    """Raise StudyError, with the place in `text`, where an expression does what a formula may not."""
+    match node:
+        case Name(name=name, quoted=quoted):
+            if not quoted and ("." in name or not (name[0].isalpha() or name[0] == "_")):
+                raise refusal(
+                    text, node.at, "this is neither a name nor a number; such a column goes between backticks"
+                )
+        case Number(text=number):
+            if not math.isfinite(float(number)):
+                raise refusal(text, node.at, "this number is too large")
+        case Signed(value=value) | Braces(value=value):
+            check(text, value)
+        case Chain(first=first, rest=rest):
+            for part in (first, *(part for _, part in rest)):
+                check(text, part)
+        case Power(base=base, exponent=exponent):
+            if not isinstance(exponent, Number) or float(exponent.text) not in POWERS:
+                raise refusal(text, exponent.at, f"powers in an expression are {POWERS[0]} to {POWERS[-1]}")
+            check(text, base)
+        case Call():
+            _check_call(text, node)
+        case Items() | Sum():
+            raise refusal(text, node.at, "a list is no number")
+
+
+def _check_call(text: str, call: Call) -> None:
+    name = call.function
+    if name not in ROW_FUNCTIONS:
+        remedy = REMEDIES.get(name, f"a formula may use {', '.join(ROW_FUNCTIONS)}; add a column to the data instead")
+        raise refusal(text, call.at, f"it uses {name}(): {remedy}")
+    if len(call.arguments) != 1 or call.arguments[0].keyword is not None:
+        raise refusal(text, call.at, f"{name}() takes one argument")
+    check(text, call.arguments[0].value)
+
+
+def write(node: Node, least: int = _SUM, *, quote: bool = False) -> str:
+    """The expression as Python would print it, which is the name of its coefficient.
+
+    Args:
+        node: of an expression that was checked.
+        least: the rank that needs no brackets around it.
+        quote: put every column between backticks; then two texts are the same only if the expressions are.
+    """
+    match node:
+        case Name(name=name, quoted=quoted):
+            return f"`{name}`" if quoted or quote else name
+        case Number(text=text):
+            return str(int(text)) if text.isdigit() else repr(float(text))
+        case Call(function=function, arguments=arguments):
+            return f"{function}({', '.join(write(argument.value, quote=quote) for argument in arguments)})"
+        case Braces(value=value):
+            return write(value, least, quote=quote)
+        case Signed(sign=sign, value=value):
+            rank, text = _SIGN, sign + write(value, _SIGN, quote=quote)
+        case Power(base=base, exponent=exponent):
+            rank, text = _POWER, f"{write(base, _ATOM, quote=quote)} ** {write(exponent, _POWER, quote=quote)}"
+        case Chain(first=first, rest=rest):
+            rank = _SUM if rest[0][0] in "+-" else _PRODUCT
+            parts = (f" {operator} {write(part, rank + 1, quote=quote)}" for operator, part in rest)
+            text = write(first, rank, quote=quote) + "".join(parts)
+        case Items() | Sum():
+            raise TypeError(f"a {type(node).__name__} is no expression")
+    return f"({text})" if rank < least else text
+
+
+def columns(node: Node, *, inside: bool = False) -> Iterator[tuple[Name, bool]]:
+    """The columns in their order, each with whether it must be in the units of the data.
+
+    So it must in a function, below a fraction line, and beside a number in a sum: `(age - 50) ** 2` of a scaled age
+    would be nearly the same column as the age itself.
+    """
+    match node:
+        case Name():
+            yield node, inside
+        case Signed(value=value) | Braces(value=value) | Power(base=value):
+            yield from columns(value, inside=inside)
+        case Call(function=function, arguments=arguments):
+            for argument in arguments:
+                yield from columns(argument.value, inside=inside or function != "I")
+        case Chain(first=first, rest=rest):
+            parts = [first, *(part for _, part in rest)]
+            inside = inside or (rest[0][0] in "+-" and any(not list(columns(part)) for part in parts))
+            yield from columns(first, inside=inside)
+            for operator, part in rest:
+                yield from columns(part, inside=inside or operator == "/")
+
+
+def compute(node: Node, values: Mapping[str, np.ndarray]) -> np.ndarray | np.float64:
+    """The expression in float64; not finite where a function is not, as the logarithm of zero is not.
+
+    Args:
+        node: of an expression that was checked.
+        values: one number per row, by column.
+
+    Returns:
+        One number per row, or one for all where the expression has no column.
+    """
+    match node:
+        case Name(name=name):
+            return np.asarray(values[name], float)
+        case Number(text=text):
+            return np.float64(text)
+        case Braces(value=value):
+            return compute(value, values)
+        case Signed(sign=sign, value=value):
+            return -compute(value, values) if sign == "-" else compute(value, values)
+        case Call(function=function, arguments=arguments):
+            return ROW_FUNCTIONS[function](compute(arguments[0].value, values))
+        case Power(base=base, exponent=Number(text=text)):
+            return compute(base, values) ** float(text)
+        case Chain(first=first, rest=rest):
+            found = compute(first, values)
+            for operator, part in rest:
+                found = _ARITHMETIC[operator](found, compute(part, values))
+            return found
+    raise TypeError(f"a {type(node).__name__} is no expression")
+
+
+_ARITHMETIC = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
