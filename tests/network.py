@@ -20,6 +20,7 @@ from cavity.study.table import as_table
 from tests.studies import FEDERATED, kl, patients, write_csv
 
 NAMES = ("leeds", "york", "hull", "bath")
+OUTSIDE = "127.0.0.2" if sys.platform == "linux" else LOOPBACK  # clients reach the server here, the SuperLink is at .1
 CAVITY = str(Path(sys.executable).with_name("cavity"))
 
 
@@ -37,14 +38,14 @@ class Rig:
 
     def __init__(self, folder):
         self.keys, self.answers = folder / "keys", dict.fromkeys(NAMES, bytes)
-        made.make_keys(parse_study(study_text(4)), self.keys, [LOOPBACK])
+        made.make_keys(parse_study(study_text(4)), self.keys, [OUTSIDE])
         port, own = free_port(), self.keys / "server"
         public = made.client_public_keys(own, parse_study(study_text(4)))
         server = ServerSide(
-            LOOPBACK, port, folder / "flower", own / made.CERTIFICATE, own / made.KEY, own / made.AUTHORITY, public
+            OUTSIDE, port, folder / "flower", own / made.CERTIFICATE, own / made.KEY, own / made.AUTHORITY, public
         )
         clients = {
-            name: ClientSide(f"{LOOPBACK}:{port}", folder / name, home / made.CLIENT_KEY, home / made.AUTHORITY)
+            name: ClientSide(f"{OUTSIDE}:{port}", folder / name, home / made.CLIENT_KEY, home / made.AUTHORITY)
             for name, home in ((name, self.keys / "clients" / name) for name in NAMES)
         }
         self.verify = {name: made.client_verifier(key) for name, key in public.items()}
@@ -123,7 +124,10 @@ class Network:
     def superlink(self):
         """The process number of the server's SuperLink."""
         found = subprocess.run(
-            ["pgrep", "-P", str(self.processes["server"].pid)], capture_output=True, text=True, check=True
+            ["pgrep", "-P", str(self.processes["server"].pid), "-f", "flower-superlink"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         (number,) = found.stdout.split()
         return int(number)

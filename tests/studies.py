@@ -32,7 +32,8 @@ missing = "drop"
 type = "category"
 levels = ["f", "m"]
 """
-FEDERATED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')
+FEDERATED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')  # which is the default
+UNSCALED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "none"')
 
 
 def trial(changes=()):

@@ -16,7 +16,8 @@ from cavity.distributions import DiagonalGaussian, FullGaussian, Gamma
 from cavity.engines.local import LocalEngine
 from cavity.errors import CavityError, DataError, ProtocolError
 from cavity.interfaces import Engine
-from cavity.schedules import Sequential, Synchronous
+from cavity.schedules import Asynchronous, Sequential, Synchronous
+from cavity.state import MAX_REFUSALS
 from tests.contracts.faults import distance, types_unchecked
 
 RNG = np.random.default_rng(0)
@@ -355,6 +356,43 @@ def test_a_client_that_stays_sick_is_never_merged(caplog):
     assert distance(server.rows["york"], ledger.to_host(cavity.PVI(MODELS["linear"]()).empty_row())) == 0.0
     alone = cavity.run(cavity.PVI(MODELS["linear"]()), {"leeds": (X, Y)})
     assert distance(server.posterior, alone.posterior) < 1e-9
+
+
+SCHEDULES = [Synchronous(), Sequential(), Asynchronous()]
+
+
+@pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__.lower())
+def test_a_client_that_asks_for_improper_posteriors_stops_nobody(caplog, schedule, held_by_clients):
+    """Each reply is refused by name; after enough of them the client is set aside, and the others converge."""
+    with caplog.at_level(logging.WARNING, logger="cavity"):
+        server, history, reason = run_with_a_sick_client(
+            10**6, spoil_delta(-1e6), schedule, 100, held_by_clients=held_by_clients, tolerance=1e-9
+        )
+    alone = cavity.run(cavity.PVI(MODELS["linear"]()), {"leeds": (X, Y)}, tolerance=1e-9)
+    assert reason == "tolerance"
+    assert history[-1]["missing"] == ["york"]
+    assert distance(server.posterior, alone.posterior) < 1e-9
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == MAX_REFUSALS + 1
+    assert all("client 'york'" in line and "alone makes the posterior improper" in line for line in said[:-1])
+    assert "'york' is set aside" in said[-1]
+
+
+def test_a_client_that_is_set_aside_can_be_asked_again():
+    server, _, _ = run_with_a_sick_client(10**6, spoil_delta(-1e6), Synchronous(), 100, tolerance=1e-9)
+    assert server.active == ("leeds",)
+    assert ledger.readmit(server).active == ("leeds", "york")
+
+
+def test_a_refused_report_is_no_sign_of_convergence():
+    """A client could otherwise end a run by a residual of zero, without its data in it."""
+
+    def spoil(answer):
+        return spoil_delta(-1e6)(replace(answer, report=replace(answer.report, residual=np.asarray(0.0))))
+
+    _, history, reason = run_with_a_sick_client(10**6, spoil, Synchronous(), 3, tolerance=1e-6)
+    assert (reason, history[-1]["residual"]) == ("rounds", np.inf)
 
 
 def test_when_nobody_can_be_used_the_run_ends():

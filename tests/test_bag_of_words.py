@@ -47,7 +47,7 @@ def test_the_predictor_is_the_mean_of_the_words_weights():
         known = [table[word] for word in words if word >= 0]
         np.testing.assert_allclose(row, np.mean(known, axis=0) if known else np.zeros(4), rtol=1e-6)
     assert f.dtype == np.float32
-    gradient = jax.grad(lambda theta: jnp.sum(model.log_prob(theta, (WORDS, TAGS))))(jnp.asarray(theta))
+    gradient = jax.grad(lambda theta: jnp.sum(model.row_log_prob(theta, (WORDS, TAGS))))(jnp.asarray(theta))
     assert np.isfinite(gradient).all()
     assert model.parameter_names[5] == "word 1: tag 1"
     assert len(model.parameter_names) == model.prior.dimension

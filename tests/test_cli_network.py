@@ -1,5 +1,6 @@
 """The commands of a network as a user types them, as far as they go without one."""
 
+import logging
 import os
 import re
 import shlex
@@ -10,10 +11,14 @@ import jax
 import pytest
 import typer
 
+from cavity.cli.life_signs import life_signs
 from cavity.cli.main import app
+from cavity.engines.guard import Guard
 from cavity.study import read_study
 from cavity.study.folders import LOCK, Requests, only_one, write_status
+from cavity.study.joining import site_of
 from cavity.study.keys import client_public_keys, client_signer, client_verifier, server_signer, server_verifier
+from cavity.study.table import read_csv
 from tests.studies import FEDERATED, hospitals, write_csv
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -37,6 +42,21 @@ def test_help_has_an_example(command, words):
     assert "Example: cavity" in out
 
 
+def test_a_client_with_other_rows_than_before_does_not_start(command, tmp_path):
+    """It has answered with all of its rows, and is started again with half of them."""
+    folder, study = tmp_path / "sites" / "trial-1" / "leeds", read_study(tmp_path / "study.toml")
+    site = site_of(study, "leeds", read_csv(tmp_path / "leeds.csv"), folder, print)
+    Guard(folder, study.hash, site.fingerprint).remember_rows()
+    write_csv(tmp_path / "half.csv", {name: column[:60] for name, column in hospitals()["leeds"].items()})
+    client = ("client", "study.toml", "--name", "leeds", "--data", "half.csv", "--insecure")
+    code, _, err = command(*client)
+    assert code == 2
+    assert "the rows are not those that this client has answered with" in " ".join(err.split())
+    code, _, err = command(*client, "--rejoin")
+    assert code == 2
+    assert "has not left the study" in " ".join(err.split())
+
+
 def test_keys(command, tmp_path):
     code, out, _ = command("study", "keys", "study.toml", "--host", "server.example.org")
     assert code == 0
@@ -44,6 +64,8 @@ def test_keys(command, tmp_path):
     assert "keys/clients/leeds: for leeds" in out
     files = [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
     assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in files)
+    folders = [tmp_path / "keys", *(path for path in (tmp_path / "keys").rglob("*") if path.is_dir())]
+    assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o700 for path in folders)
     assert sorted(path.name for path in (tmp_path / "keys/clients/york").iterdir()) == [
         "ca.pem",
         "client.key",
@@ -105,7 +127,7 @@ def test_sfvi_names_the_method_for_networks(command, tmp_path):
         '[model]\nkind = "logistic"\nformula = "died ~ rx * age + sex"', '[model]\nfunction = "m:f"'
     )
     (tmp_path / "study.toml").write_text(text.replace('scaling = "federated"\n', "") + '[algorithm]\nmethod = "sfvi"\n')
-    code, _, err = command("server", "study.toml")
+    code, _, err = command("server", "study.toml", "--allow-model", "m")
     assert code == 2
     assert "on a network use SFVI-Avg" in err
 
@@ -154,3 +176,27 @@ def test_what_the_guide_types_is_understood(line):
     assert {word for word in words if word.startswith("--")} <= known
     with command.make_context("cavity", words) as context:
         assert context.params
+
+
+def test_words_of_others_cannot_steer_the_terminal_or_the_log(tmp_path, capsys):
+    """One line each, without control characters; a traceback keeps its lines."""
+    logger = logging.getLogger("cavity")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    try:
+        say = life_signs(tmp_path / "server.log")
+        say("york says \x1b[2J[red]no\n12:00:00 leeds is connected" + "x" * 10_000)
+        try:
+            raise ValueError("\x1b]0;title\x07")
+        except ValueError:
+            logger.exception("a fault \r of york")
+    finally:
+        logger.handlers[-1].close()
+        logger.handlers[:], logger.level, logger.propagate = before
+    lines = (tmp_path / "server.log").read_text().splitlines()
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1
+    assert "\\x1b[2J[red]no\\n12:00:00" in shown[0]
+    assert len(shown[0]) < 2200
+    assert lines[2] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: \\x1b]0;title\\x07"
+    assert all(line.isprintable() for line in [*lines, *shown])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 import tomllib
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import cavity
+from cavity.errors import StudyError
 from cavity.study import read_study
 from cavity.study import running as study_running
 from tests.studies import FEDERATED, TRIAL, hospitals, patients, write_csv
@@ -92,13 +94,114 @@ def test_the_draft_suits_its_outcome(command, tmp_path, outcome, kind):
     write_csv(tmp_path / "mine.csv", columns)
     words = ["--outcome", outcome, "--with-levels", "--client", "mine", "--output", "new.toml"]
     assert command("study", "new", "mine.csv", *words)[0] == 0
-    assert read_study("new.toml").model.kind == kind
+    study = read_study("new.toml")
+    assert study.model.kind == kind
+    assert study.scales_design
+    assert (study.outcome_rule == "federated") == (kind == "linear")
+    prior = study.prior
+    assert (prior.scale, prior.intercept_scale) == ((2.5, 2.5) if kind == "linear" else (2.5, 10.0))
+
+
+def test_dates_get_a_remedy_and_no_advice_to_be_categories(command, tmp_path):
+    remedy = "the days since an agreed date"
+    dated = patients(60, 0) | {"day": [f"2024-03-{1 + i % 12:02d}" for i in range(60)]}
+    write_csv(tmp_path / "dated.csv", dated)
+    words = ["--client", "dated", "--with-levels", "--output", "new.toml"]
+    code, out, _ = command("study", "new", "dated.csv", "--outcome", "died", *words)
+    assert code == 0
+    assert f"Dates, and left out of the formula: day. To use one, give it as a number, {remedy}." in out
+    assert read_study("new.toml").model.formula == "died ~ rx + age + sex"
+    draft = (tmp_path / "new.toml").read_text()
+    assert f'type = "text"  # dates: to use them, give it as a number, {remedy}' in draft
+    (tmp_path / "used.toml").write_text(draft.replace("rx + age", "day + rx + age"))
+    code, out, _ = command("study", "check", "used.toml")
+    assert code == 2
+    assert remedy in out
+    for kind in ('"number"', '"category"\nlevels = ["a", "b"]'):
+        before, after = draft.replace("rx + age", "day + rx + age").split("[columns.day]\ntype = ")
+        (tmp_path / "typed.toml").write_text(f"{before}[columns.day]\ntype = {kind}  #{after}")
+        code, out, _ = command("study", "check", "typed.toml", "--data", "dated.csv")
+        assert code == 2
+        assert remedy in out
+    code, _, err = command("study", "new", "dated.csv", "--outcome", "day", "--output", "other.toml")
+    assert code == 2
+    assert remedy in err
+
+
+OWN = """
+name = "own"
+id = "own"
+clients = ["leeds", "york"]
+[model]
+function = "hostile_models.inner:linear"
+formula = "age ~ sex"
+[columns]
+age = { type = "number" }
+sex = { type = "category", levels = ["f", "m"] }
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """A package that leaves a file behind when it is imported."""
+    package = tmp_path / "site" / "hostile_models"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("open('imported', 'w').close()\n")
+    (package / "inner.py").write_text(
+        "import cavity\ndef linear() -> cavity.models.Regression:\n"
+        "    return cavity.models.linear_regression(1, noise_sd=10.0)\n"
+    )
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delenv("CAVITY_ALLOW_MODELS", raising=False)
+    (tmp_path / "own.toml").write_text(OWN)
+    yield tmp_path / "imported"
+    for name in ("hostile_models", "hostile_models.inner"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("study", "check", "own.toml"),
+        ("study", "check", "own.toml", "--data", "data/leeds.csv"),
+        ("study", "check", "own.toml", "--allow-model", "hostile_models"),
+        ("run", "own.toml", "--data", "data", "--allow-model", "hostile_models.inner.linear"),
+        ("server", "own.toml", "--insecure", "--host", "127.0.0.1"),
+        ("client", "own.toml", "--name", "leeds", "--data", "data/leeds.csv", "--insecure"),
+        ("client", "own.toml", "--name", "leeds", "--data", "data/leeds.csv", "--dry-run"),
+    ],
+)
+def test_a_module_that_the_site_has_not_allowed_is_not_imported(command, hostile, words):
+    code, out, err = command(*words)
+    assert code == 2
+    assert "the study 'own' wants to import the module 'hostile_models.inner'" in out + err
+    assert "--allow-model hostile_models.inner" in out + err
+    assert not hostile.exists()
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_a_module_that_the_site_has_allowed_is_imported(command, hostile, monkeypatch, by_option):
+    words = ["--allow-model", "other", "--allow-model", "hostile_models.inner"] if by_option else []
+    if not by_option:
+        monkeypatch.setenv("CAVITY_ALLOW_MODELS", "other, hostile_models.inner")
+    code, out, _ = command("study", "check", "own.toml", *words)
+    assert code == 0
+    assert "the model of hostile_models.inner:linear" in out
+    assert hostile.exists()
+
+
+def test_what_a_site_allows_is_no_part_of_the_study(command, hostile):
+    assert read_study("own.toml").hash == read_study("own.toml", allow_models=["hostile_models.inner"]).hash
+    with pytest.raises(StudyError, match="a list of names"):
+        read_study("own.toml", allow_models="hostile_models.inner")
 
 
 def test_check_tells_what_is_sent_and_that_all_is_well(command):
     code, out, _ = command("study", "check", "study.toml", "--data", "data/leeds.csv", "--name", "leeds")
     assert code == 0
     assert "once: n, sum and sum of squares of age (3 numbers, 24 bytes)" in out
+    matrix = "rx[T.low], rx[T.high], age, sex[T.m], rx[T.low]:age, rx[T.high]:age"
+    assert f"once: n, sum and sum of squares of the columns of the formula's matrix: {matrix} (13 numbers" in out
     assert "each round: the change of the own factor, 2 arrays (7 + 49 numbers)" in out
     assert read_study("study.toml").hash in out
     assert out.endswith("data/leeds.csv: it can join\n")
@@ -136,16 +239,16 @@ def test_run_writes_its_results(command, tmp_path):
     expected = {"checkpoint.npz", "history.jsonl", "posterior.npz", "study.toml", "summary.csv", "versions.json"}
     assert {path.name for path in directory.iterdir()} == expected
     levels = {"rx": ["placebo", "low", "high"]}
-    fit = cavity.regression("died ~ rx * age + sex", hospitals(), levels=levels, standardise=True)
+    fit = cavity.regression("died ~ rx * age + sex", hospitals(), levels=levels)
     with np.load(directory / "posterior.npz", allow_pickle=False) as posterior:
         assert posterior["names"].tolist() == [estimate.name for estimate in fit.summary()]
-        np.testing.assert_array_equal(posterior["mean"], np.asarray(fit.reported.mean))
-        np.testing.assert_array_equal(posterior["covariance"], np.asarray(fit.reported.covariance))
+        np.testing.assert_allclose(posterior["mean"], fit.coefficients.mean, rtol=1e-11)
+        np.testing.assert_allclose(posterior["covariance"], fit.coefficients.covariance, rtol=1e-11, atol=1e-14)
     with open(directory / "summary.csv", newline="") as file:
         rows = {row["parameter"]: row for row in csv.DictReader(file)}
     for estimate in fit.summary():
-        assert float(rows[estimate.name]["mean"]) == estimate.mean
-        assert float(rows[estimate.name]["upper"]) == estimate.upper
+        assert float(rows[estimate.name]["mean"]) == pytest.approx(estimate.mean, rel=1e-11)
+        assert float(rows[estimate.name]["upper"]) == pytest.approx(estimate.upper, rel=1e-11)
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     assert [record["round"] for record in history] == list(range(1, len(history) + 1))
     assert json.loads((directory / "versions.json").read_text())["study"] == read_study("study.toml").hash

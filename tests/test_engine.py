@@ -275,6 +275,8 @@ CLIENTS = {"a": np.array([1.0, 2.0]), "b": np.array([0.5, 0.1, 3.0])}
 def test_one_compilation_per_shape():
     model, traces = counting_model()
     algorithm = cavity.PVI(model)
+    prepare_clients(model, CLIENTS)  # here it is looked at once whether its rows depend on each other
+    traces.clear()
     cavity.run(algorithm, CLIENTS, rounds=3, tolerance=0.0)
     once = len(traces)
     assert once > 0

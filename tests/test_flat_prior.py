@@ -86,7 +86,7 @@ def test_summary_and_weights_of_draws():
     text = str(fit.summary())
     assert "nan" not in text
     assert "inf" not in text
-    assert "the posterior is exact" in text
+    assert "approximation: exact for practical purposes" in text
     with pytest.raises(CavityError, match="improper prior there is no evidence"):
         fit.log_evidence
     with pytest.raises(CavityError, match="improper prior there is no evidence"):

@@ -2,8 +2,13 @@
 
 import itertools
 import json
+import os
+import signal
+import ssl
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -11,12 +16,18 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("numpyro")
 
+from cryptography.hazmat.primitives import serialization
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, UnregisterNodeRequest
+from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.flower import LOOPBACK
 from cavity.engines.letters import Kind, decode, encode
 from cavity.engines.local import LocalEngine
+from cavity.engines.processes import listens
 from cavity.engines.worker import Worker
 from cavity.experiments import runner
 from cavity.study import parse_study
@@ -26,8 +37,9 @@ from cavity.study.serving import StudyServer
 from cavity.study.table import as_table
 from tests import own_models
 from tests.contracts.faults import distance
-from tests.network import NAMES, Rig, study_text
-from tests.studies import TRIAL, gap, patients
+from tests.network import NAMES, OUTSIDE, Rig, study_text
+from tests.studies import UNSCALED, gap, patients
+from tests.test_flower_proxy import superlink_routes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("quick_to_compile")]
 
@@ -59,7 +71,8 @@ class Meeting:
     """A study at the rig: the server's folder, and a worker in a folder of its own for every client."""
 
     def __init__(self, rig, folder, text, tables):
-        self.rig, self.folder, self.text, self.study, self.tables = rig, folder, text, parse_study(text), tables
+        self.rig, self.folder, self.text, self.tables = rig, folder, text, tables
+        self.study = parse_study(text, allow_models=[own_models.__name__])
         self.said = []
         rig.answers.update({name: alone(rig.lock, self.worker(name, self.study).answer) for name in NAMES})
 
@@ -69,8 +82,8 @@ class Meeting:
         return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), say=self.said.append, **self.rig.seals(name))
 
     def run(self):
-        manner = self.rig.manner(say=self.said.append)
-        return StudyServer(self.study, self.text, self.folder / "run", self.rig.loopback.post, manner).run()
+        manner, post = self.rig.manner(say=self.said.append), self.rig.loopback.post
+        return StudyServer(self.study, self.text, self.folder / "run", post, manner, reopen=post.reopen).run()
 
     def in_one_process(self):
         return run_study(self.study, self.tables)
@@ -122,7 +135,7 @@ def test_the_same_posterior_as_in_one_process(rig, tmp_path, method, schedule):
 
 def test_answers_that_are_replayed_cut_off_or_of_another_study(rig, tmp_path, caplog):
     """Each is signed by the right key, and refused; the study comes to its undisturbed end."""
-    text = study_text(4, "[run]\ntolerance = 1e-13\n", text=TRIAL)
+    text = study_text(4, "[run]\ntolerance = 1e-13\n", text=UNSCALED)
     meeting = Meeting(rig, tmp_path, text, four_hospitals())
     honest, count, first = rig.answers["york"], itertools.count(), []
     sign = rig.seals("york")["sign"]
@@ -152,7 +165,7 @@ def test_answers_that_are_replayed_cut_off_or_of_another_study(rig, tmp_path, ca
 
 def test_a_client_of_another_study_is_refused(rig, tmp_path):
     """It has the right key, and a study file that differs."""
-    text = study_text(4, "[run]\nrounds = 1\n", text=TRIAL)
+    text = study_text(4, "[run]\nrounds = 1\n", text=UNSCALED)
     meeting = Meeting(rig, tmp_path, text, four_hospitals())
     worker = meeting.worker("hull", parse_study(text.replace("[18, 110]", "[18, 120]")))
     rig.answers["hull"] = worker.answer
@@ -173,7 +186,88 @@ def test_what_a_round_and_a_large_posterior_cost(tmp_path):
     assert len(ratios) == 2
     assert all(ratio <= 1.25 for ratio in ratios.values()), ratios
     memory = json.loads((tmp_path / "result.json").read_text())["results"]["peak memory"]
-    assert {row["program"] for row in memory} >= {"SuperLink", "server and clients"}
+    assert {row["program"] for row in memory} >= {"SuperLink", "proxy", "server and clients"}
+
+
+def stranger(rig, host, port, *interceptors):
+    """Somebody who calls the interface of the SuperLink's owner."""
+    authority = (rig.keys / "server" / "ca.pem").read_bytes()
+    return ControlHttpClient.from_server_address(f"{host}:{port}", False, authority, list(interceptors))
+
+
+def node_key(rig, name):
+    key = serialization.load_ssh_private_key((rig.keys / "clients" / name / "client.key").read_bytes(), None)
+    return NodeAuthHttpInterceptor(key, key.public_key())
+
+
+@pytest.mark.skipif(OUTSIDE == LOOPBACK, reason="this system has one loopback address")
+def test_no_method_of_the_superlinks_owner_answers_outside(rig):
+    """Every route of Control and Runtime, with and without a client's key; the SuperLink itself would answer."""
+    inside, outside = rig.loopback.post._port, rig.loopback.post._side.port
+    with stranger(rig, LOOPBACK, inside) as control:
+        assert len(control.ListNodes(ListNodesRequest()).nodes_info) == len(NAMES)  # this test can fail
+    assert not listens(OUTSIDE, inside)
+    for seals in ((), (node_key(rig, "york"),)):
+        with stranger(rig, OUTSIDE, outside, *seals) as control:
+            for ask, request in (
+                (control.ListNodes, ListNodesRequest()),
+                (control.ListRuns, ListRunsRequest()),
+                (control.UnregisterNode, UnregisterNodeRequest(node_id=int(next(iter(rig.loopback.post._names))))),
+            ):
+                with pytest.raises(httpx.HTTPStatusError, match="404"):
+                    ask(request)
+    trusted = ssl.create_default_context(cafile=rig.keys / "server" / "ca.pem")
+    routes = [route for route in superlink_routes() if "/v1/fleet/" not in route[1]]
+    for method, path in routes:
+        assert httpx.request(method, f"https://{OUTSIDE}:{outside}{path}", verify=trusted).status_code == 404
+
+
+def test_a_proxy_that_has_ended_is_started_again(rig):
+    post = rig.loopback.post
+    before = post.proxy_pid
+    os.kill(before, signal.SIGKILL)
+    while listens(OUTSIDE, post._side.port):
+        time.sleep(0.05)
+    post.reachable()
+    assert post.proxy_pid != before
+    assert listens(OUTSIDE, post._side.port)
+
+
+def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(rig, tmp_path):
+    """By somebody on the server's machine: it is started again, clients are told to wait meanwhile, nothing is lost."""
+    text = study_text(4, "[run]\ntolerance = 1e-12\n")
+    meeting, post = Meeting(rig, tmp_path, text, four_hospitals()), rig.loopback.post
+    honest, count, statuses = rig.answers["york"], itertools.count(), []
+
+    def heartbeat():
+        key, trusted = node_key(rig, "york"), ssl.create_default_context(cafile=rig.keys / "server" / "ca.pem")
+        for _ in range(20):
+            request = httpx.Request("POST", f"https://{OUTSIDE}:{post._side.port}/v1/fleet/get-run", content=b"")
+            with httpx.Client(verify=trusted) as client:
+                context = SimpleNamespace(request=request)
+                statuses.append(key.intercept(context, lambda context: client.send(context.request)).status_code)
+            if statuses[-1] == 503:
+                return
+            time.sleep(0.05)
+
+    def answer(content):
+        number = next(count)
+        if number == 3:
+            with stranger(rig, LOOPBACK, post._port) as control:
+                (york,) = [node for node, name in post._names.items() if name == "york"]
+                control.UnregisterNode(UnregisterNodeRequest(node_id=york))
+        if number == 6:
+            os.kill(post.pid, signal.SIGKILL)
+            heartbeat()
+        return honest(content)
+
+    rig.answers["york"] = answer
+    fit = meeting.run()
+    assert any("york was unregistered" in line for line in meeting.said)
+    assert any("does not answer" in line for line in meeting.said)
+    assert statuses[-1] == 503
+    assert next(count) > 6
+    assert gap(fit.reported, meeting.in_one_process().reported) < 1e-5  # a KL of 1e-12 is 1.4e-6 sd
 
 
 def test_a_connection_that_breaks_in_the_middle_of_an_answer(rig, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -278,6 +279,17 @@ def test_a_half_cauchy_prior_of_a_scale():
     mean, sd = closest_gaussian_1d(log_density)
     assert float(fit.posterior.mean[0]) == pytest.approx(mean, abs=1e-3 * sd)
     assert float(sds(fit)[0]) == pytest.approx(sd, rel=1e-3)
+
+
+def test_single_precision_is_enough():
+    """Python's default: the correction of the prior is computed in it too."""
+    double = located()
+    with jax.enable_x64(False):
+        model = numpyro_model(location, location_data())
+        single = cavity.run(cavity.PVI(model), shared_out(location_data(), [1, 4, 3]), rounds=30)
+    assert single.algorithm.model.corrected
+    np.testing.assert_allclose(single.posterior.mean, double.posterior.mean, atol=1e-2 * float(sds(double)[0]))
+    np.testing.assert_allclose(sds(single), sds(double), rtol=1e-2)
 
 
 @lru_cache

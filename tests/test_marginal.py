@@ -122,6 +122,23 @@ def test_padding_counts_nothing():
 
     @jax.jit
     def total(data):
-        return data.weight @ found.log_prob(z, data.batch)
+        return found.log_prob(z, data)
 
-    assert float(total(pad(data, len(data.weight) + 13))) == pytest.approx(float(total(data)), abs=1e-9)
+    assert float(total(pad(data, len(data.weight) + 13, 17))) == pytest.approx(float(total(data)), abs=1e-9)
+
+
+def test_modes_of_binomial_units_are_found_from_a_start_at_even_odds():
+    """NumPyro's Binomial has a wrong gradient at logits of exactly 0; against a grid."""
+
+    def function(count, successes):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+        with numpyro.plate("units", len(count)):
+            level = numpyro.sample("level", dist.Normal(mu, 0.5))
+            numpyro.sample("y", dist.Binomial(count, logits=level), obs=successes)
+
+    data = {"count": np.array([47, 148, 810]), "successes": np.array([0, 18, 46])}
+    model = numpyro_model(function, data)
+    modes, _, _ = conditional_modes(model, None, jnp.asarray([-2.0]), model.prepare(data))
+    grid = np.linspace(-5.0, 1.0, 60_001)[:, None]
+    joint = data["successes"] * grid - data["count"] * np.log1p(np.exp(grid)) - (grid + 2.0) ** 2 / 0.5
+    np.testing.assert_allclose(np.asarray(modes)[:, 0], grid[joint.argmax(axis=0), 0], atol=2e-4)

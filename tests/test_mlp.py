@@ -53,7 +53,7 @@ def test_forward_against_loops():
     y = np.array([0, 1, 1, 0, 1])
     log_softmax = expected - np.log(np.exp(expected).sum(1, keepdims=True))
     np.testing.assert_allclose(
-        model.log_prob(jnp.asarray(theta), (jnp.asarray(x), y)), log_softmax[np.arange(5), y], rtol=1e-4
+        model.row_log_prob(jnp.asarray(theta), (jnp.asarray(x), y)), log_softmax[np.arange(5), y], rtol=1e-4
     )
 
 

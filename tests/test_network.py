@@ -54,7 +54,7 @@ def test_the_same_network_written_thrice():
     w1, b1, w2, b2 = (jnp.asarray(rng.normal(size=shape)) for shape in ((2, 4), (4,), (4, 3), (3,)))
     ours = mlp_classifier(2, [4], 3)
     batch = tuple(jnp.asarray(leaf) for leaf in blobs(10))
-    expected = ours.log_prob(jnp.concatenate([w1.ravel(), b1, w2.ravel(), b2]), batch)
+    expected = ours.row_log_prob(jnp.concatenate([w1.ravel(), b1, w2.ravel(), b2]), batch)
     flax = {"params": {"Dense_0": {"kernel": w1, "bias": b1}, "Dense_1": {"kernel": w2, "bias": b2}}}
     module = eqx.tree_at(
         lambda m: [leaf for layer in m.layers for leaf in (layer.weight, layer.bias)],
@@ -64,7 +64,7 @@ def test_the_same_network_written_thrice():
     for name, parameters in (("flax", flax), ("equinox", module)):
         model = MODELS[name]()
         theta = jax.flatten_util.ravel_pytree(parameters)[0]
-        np.testing.assert_allclose(model.log_prob(theta, batch), expected, rtol=1e-5)
+        np.testing.assert_allclose(model.row_log_prob(theta, batch), expected, rtol=1e-5)
         assert len(model.parameter_names) == theta.size == model.prior.dimension
 
 
@@ -86,7 +86,7 @@ def test_numbers_as_outcomes():
     mean = model.forward(model.prior.mean + 0.1, batch[0])[:, 0]
     residual = (batch[1] - np.asarray(mean)) / 0.5
     expected = -0.5 * residual**2 - np.log(0.5) - 0.5 * np.log(2 * np.pi)
-    np.testing.assert_allclose(model.log_prob(model.prior.mean + 0.1, batch), expected, rtol=1e-5)
+    np.testing.assert_allclose(model.row_log_prob(model.prior.mean + 0.1, batch), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("prior_scale", [0.5, 2.0])

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from cavity.study.keys import make_keys
 from tests.network import CAVITY, Network, study_text
 from tests.network_faults import dying, ends
-from tests.studies import TRIAL
+from tests.studies import UNSCALED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
 
@@ -91,7 +91,7 @@ def test_without_keys_on_this_machine(tmp_path):
 def test_withdrawn_and_joined_while_it_runs(tmp_path):
     """One is forgotten and one comes late: the posterior is that of a study with those who are left."""
     run = "[algorithm]\ndamping = { fixed = 0.5 }\n[run]\ntolerance = 1e-12\n"
-    with Network(tmp_path, study_text(3, run, text=TRIAL)) as network:
+    with Network(tmp_path, study_text(3, run, text=UNSCALED)) as network:
         for who in ("leeds", "york"):
             network.start(who)
         network.start("server", "--min-clients", "2")

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity import federation, ledger
+from cavity import evidence, federation, ledger
+from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.distributions import FullGaussian
 from cavity.engines import letters
 from cavity.engines.client_store import ClientStore, SentLog
 from cavity.engines.clientele import Clientele, Terms
@@ -21,9 +23,11 @@ from cavity.engines.local import LocalEngine
 from cavity.engines.worker import Worker
 from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
 from cavity.ledger import is_proper
-from cavity.state import Answer, ClientState, Pending, Report
+from cavity.models.hierarchical_bnn import hierarchical_bnn
+from cavity.state import Answer, Brief, ClientState, Message, Pending, Reply, Report, Settlement
 from cavity.store.directory import RunDirectory
-from cavity.study import networked, parse_study
+from cavity.study import joining, networked, parse_study
+from cavity.study.building import client_data, scaling_of, study_algorithm
 from cavity.study.folders import STOP, WITHDRAW, Requests, only_one, read_status
 from cavity.study.joining import first_words, site_of
 from cavity.study.running import run_study
@@ -39,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 STUDY = """\
 name = "A line"
 id = "line-1"
+scaling = "none"
 clients = ["leeds", "york", "hull"]
 
 [model]
@@ -52,11 +57,16 @@ type = "number"
 [columns.x]
 type = "number"
 
+[prior]
+scale = 10
+intercept_scale = 10
+
 [run]
 tolerance = 1e-18
 rounds = 60
 """
-FEDERATED = STUDY.replace('id = "line-1"', 'id = "line-1"\nscaling = "federated"')
+PRIOR = "[prior]\nscale = 10\nintercept_scale = 10\n"
+FEDERATED = STUDY.replace('scaling = "none"', 'scaling = "federated"').replace(PRIOR, "")
 DAMPED = "\n[algorithm]\ndamping = { fixed = 0.5 }\n"
 SLOW = STUDY + DAMPED
 
@@ -78,6 +88,11 @@ def exchange():
     engine = LocalEngine(algorithm, data)
     engine.submit(message)
     return algorithm, message, engine.collect(1)[0]
+
+
+def averaging():
+    """A method without rows."""
+    return SFVIAvg(hierarchical_bnn(3, 2, 2), total=2, num_rounds=1, local_steps=1)
 
 
 def letter_with(body, kind=Kind.WORK):
@@ -127,6 +142,10 @@ def changed(reply, **parts):
     return replace(reply, answer=replace(reply.answer, **parts))
 
 
+def reported(reply, **numbers):
+    return changed(reply, report=replace(reply.answer.report, **numbers))
+
+
 def without_report(answer):
     """As from a client that does not check its types."""
     other = object.__new__(Answer)
@@ -144,8 +163,22 @@ BAD_REPLIES = {
     "another message": lambda r: replace(r, sequence=r.sequence + 1),
     "answers another": lambda r: replace(r, client="york"),
     "counts": lambda r: replace(r, version=-1),
-    "residual": lambda r: changed(r, report=replace(r.answer.report, residual=np.nan)),
-    "four numbers": lambda r: changed(r, report=replace(r.answer.report, steps=np.zeros(2))),
+    "residual is nan": lambda r: reported(r, residual=np.nan),
+    "residual is inf": lambda r: reported(r, residual=np.inf),
+    "residual is -1": lambda r: reported(r, residual=-1.0),
+    "free energy is inf": lambda r: reported(r, free_energy=np.inf),
+    "free energy is -inf": lambda r: reported(r, free_energy=np.float32(-np.inf)),
+    "free energy is 1e\\+300": lambda r: reported(r, free_energy=1e300),
+    "steps is nan": lambda r: reported(r, steps=np.nan),
+    "steps is inf": lambda r: reported(r, steps=np.asarray(np.inf)),
+    "steps is -1": lambda r: reported(r, steps=-1),
+    "steps is 1.5": lambda r: reported(r, steps=1.5),
+    "steps is 1e\\+18": lambda r: reported(r, steps=10**18),
+    "convergence is 2": lambda r: reported(r, converged=2),
+    "convergence is nan": lambda r: reported(r, converged=np.nan),
+    "four numbers": lambda r: reported(r, steps=np.zeros(2)),
+    "not four numbers": lambda r: reported(r, free_energy=10**400),
+    "is not four numbers": lambda r: reported(r, residual="0.5"),
     "no report": lambda r: replace(r, answer=without_report(r.answer)),
     "no reply": lambda r: {"delta": 1},
 }
@@ -158,6 +191,37 @@ class TestRefusals:
         check_reply(algorithm, reply, message)
         with pytest.raises(ProtocolError, match=reason):
             check_reply(algorithm, BAD_REPLIES[reason](reply), message)
+
+    def test_a_free_energy_that_is_not_defined(self):
+        """A method with rows may leave it out (a divergence other than KL)."""
+        algorithm, message, reply = exchange()
+        check_reply(algorithm, reported(reply, free_energy=np.nan), message)
+
+    def test_a_residual_below_zero_by_rounding(self):
+        algorithm, message, reply = exchange()
+        check_reply(algorithm, reported(reply, residual=-1e-12), message)
+
+    def test_a_residual_before_the_posterior_is_proper(self):
+        """Under a flat prior it is infinite until enough clients have answered."""
+        algorithm, message, reply = exchange()
+        flat = jax.tree.map(np.zeros_like, message.brief.posterior)
+        check_reply(
+            algorithm, reported(reply, residual=np.inf), replace(message, brief=replace(message.brief, posterior=flat))
+        )
+
+    def test_a_method_without_rows_needs_finite_free_energies(self):
+        """It averages them; one that is not finite would cost everybody's replies."""
+        algorithm = averaging()
+        report = Report(np.asarray(np.nan), np.asarray(-2.0), np.asarray(5), np.asarray(True))
+        prior = ledger.to_host(algorithm.prior)
+        message = Message("leeds", 1, 1, Settlement(), Brief(prior, None))
+        reply = Reply("leeds", 1, 1, Answer(prior, report))
+        check_reply(algorithm, reply, message)
+        for value in (np.nan, np.inf, -np.inf):
+            with pytest.raises(ProtocolError, match="free energy"):
+                check_reply(algorithm, reported(reply, free_energy=value), message)
+        with pytest.raises(ProtocolError, match="residual is -3"):
+            check_reply(algorithm, reported(reply, residual=-3.0), message)
 
     def test_bad_messages(self):
         algorithm, message, _ = exchange()
@@ -225,7 +289,12 @@ class House:
     """A study with its server's folder, its clients' folders, and a post between them."""
 
     def __init__(self, folder, text=STUDY, faults=None, seed=0, **manner):
-        self.folder, self.text, self.study, self.tables = folder, text, parse_study(text), tables()
+        self.folder, self.text, self.study, self.tables = (
+            folder,
+            text,
+            parse_study(text, allow_models=[own_models.__name__]),
+            tables(),
+        )
         self.said, self.manner = [], manner
         workers = {name: self.worker(name).answer for name in self.study.clients}
         self.post = PostOffice(workers, lambda name: self.worker(name).answer, faults or Faults(), seed)
@@ -244,10 +313,16 @@ class House:
     def run(self):
         return self.server().run()
 
-    def alone(self, without=()):
+    def alone(self, without=(), scaled_by=None):
+        """The posterior in one process; its scaling is by the rows of those clients, of those who take part if None."""
         kept = tuple(name for name in self.study.clients if name not in without)
-        study = replace(self.study, clients=kept)
-        return run_study(study, {name: self.tables[name] for name in kept}).posterior
+        scaling = scaling_of(self.study, [self.tables[name] for name in scaled_by or kept])
+        algorithm = study_algorithm(self.study, scaling)
+        clients = {name: client_data(self.study, self.tables[name], scaling) for name in kept}
+        return cavity.run(algorithm, clients, rounds=60, tolerance=1e-18).posterior
+
+    def whole(self):
+        return run_study(self.study, self.tables)
 
 
 class TestStudies:
@@ -265,10 +340,143 @@ class TestStudies:
         status = read_status(tmp_path / "run")
         assert (status["state"], status["connected"]) == ("done", sorted(house.study.clients))
 
+    def test_default_priors_with_a_client_whose_outcomes_are_all_alike(self, tmp_path, monkeypatch):
+        """The scale is that of all rows, of costs near 12,000 here, and what each client sends for it are sums."""
+        costs = {
+            name: {"x": t.columns["x"], "y": [12_000 + 3_000 * y for y in t.columns["y"]]}
+            for name, t in tables().items()
+        }
+        costs["york"]["y"] = [12_000.0] * len(costs["york"]["y"])
+        monkeypatch.setitem(globals(), "tables", lambda: {name: as_table(own) for name, own in costs.items()})
+        text = FEDERATED.replace("noise_sd = 0.7\n", "").replace("1e-18", "1e-12")
+        house = House(tmp_path, text)
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.whole().posterior) < 1e-6
+        x, y = (np.concatenate([own[name] for own in costs.values()]) for name in "xy")
+        estimate = fit.summary()["x"]
+        assert abs(estimate.mean - np.polyfit(x, y, 1)[0]) < 0.1 * estimate.sd
+
+    @pytest.mark.parametrize("how", ["far", "negative"])
+    def test_a_reply_that_would_stop_the_others_is_refused(self, tmp_path, monkeypatch, how):
+        """A posterior that clients would not answer, or a factor that takes away what others have said."""
+        text = FEDERATED.replace('kind = "linear"', 'kind = "logistic"').replace("noise_sd = 0.7\n", "")
+        text = text.replace('[columns.y]\ntype = "number"', '[columns.y]\ntype = "boolean"').replace("1e-18", "1e-12")
+        binary = {
+            name: as_table({"x": table.columns["x"], "y": [float(y > 0) for y in table.columns["y"]]})
+            for name, table in tables().items()
+        }
+        monkeypatch.setitem(globals(), "tables", lambda: binary)
+        house = House(tmp_path, text)
+        workers = {name: house.worker(name).answer for name in house.study.clients}
+
+        def hostile(content):
+            letter = decode(workers["york"](content), letters.unverified)
+            if letter.kind != Kind.REPLY:
+                return encode(letter, letters.unsigned)
+            posterior = decode(content, letters.unverified).body["message"].brief.posterior
+            reply, width = letter.body["reply"], len(posterior.precision_mean)
+            far = FullGaussian(np.full(width, 5e5), 1e4 * np.eye(width))
+            delta = far if how == "far" else jax.tree.map(lambda leaf: -0.999 * np.asarray(leaf), posterior)
+            changed = replace(reply, answer=replace(reply.answer, delta=delta))
+            return encode(replace(letter, body={"reply": changed}), letters.unsigned)
+
+        house.post = PostOffice(workers | {"york": hostile}, None, Faults(), 0)
+        fit = house.run()
+        assert fit.stopped == "tolerance"
+        assert fit.server.clients.set_aside == ("york",)
+        scaled_by = tuple(house.study.clients)
+        assert gap(fit.posterior, house.alone(without=["york"], scaled_by=scaled_by)) < 1e-5
+
+    def test_a_narrow_range_is_not_held_against_scaled_columns(self, tmp_path, monkeypatch):
+        """The columns of the matrix have the names of the predictors here, and sums in units of their own."""
+        shares = {
+            name: as_table(
+                {"x": [1 / (1 + np.exp(-x)) for x in t.columns["x"]], "y": [float(y > 0) for y in t.columns["y"]]}
+            )
+            for name, t in tables().items()
+        }
+        monkeypatch.setitem(globals(), "tables", lambda: shares)
+        text = FEDERATED.replace('kind = "linear"', 'kind = "logistic"').replace("noise_sd = 0.7\n", "")
+        text = text.replace('[columns.y]\ntype = "number"', '[columns.y]\ntype = "boolean"').replace("1e-18", "1e-12")
+        text = text.replace('[columns.x]\ntype = "number"', '[columns.x]\ntype = "number"\nrange = [0, 1]')
+        house = House(tmp_path, text)
+        assert house.run().converged
+        assert not any("are refused" in line for line in house.said)
+
+    def test_more_rows_than_the_study_has_are_refused(self, tmp_path, monkeypatch):
+        """With them no client would take the scaling; the client is asked until it says how many it has."""
+        house, asked = House(tmp_path, FEDERATED), []
+        honest = joining.sums
+
+        def hostile(study, table):
+            found = honest(study, table)
+            if table is not house.tables["york"] or len(asked) >= 2:
+                return found
+            asked.append(found)
+            times = 10**12 // int(found.num_rows)
+            many = (times * found.num_rows, times * found.sum, times * found.sum_of_squares)
+            return replace(found, num_rows=np.asarray(many[0]), sum=many[1], sum_of_squares=many[2])
+
+        monkeypatch.setattr(joining, "sums", hostile)
+        fit = house.run()
+        assert sum("york are refused: the number of rows must be a count" in line for line in house.said) == 2
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    def test_absurd_sums_of_one_client_do_not_end_the_server(self, tmp_path, monkeypatch):
+        """Of numbers near 1e70, where no range is declared. They are refused until it sends others."""
+        house, asked = House(tmp_path, FEDERATED), []
+        honest = joining.sums
+
+        def hostile(study, table):
+            found = honest(study, table)
+            if table is not house.tables["york"] or len(asked) >= 2:
+                return found
+            asked.append(found)
+            n = float(found.num_rows)
+            return replace(found, sum=np.full(2, 1e70 * n), sum_of_squares=np.full(2, 1e140 * n))
+
+        monkeypatch.setattr(joining, "sums", hostile)
+        fit = house.run()
+        assert len(asked) == 2
+        assert sum("the sums of york are refused: its values of column 'x'" in line for line in house.said) == 2
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
     @pytest.mark.parametrize("schedule", ['"sequential"', '"asynchronous"', "{ sampled-count = 2 }"])
     def test_schedules(self, tmp_path, schedule):
         house = House(tmp_path, STUDY + f"schedule = {schedule}\n")
         assert gap(house.run().posterior, house.alone()) < 1e-8
+
+    @pytest.mark.parametrize(
+        "parts", ['schedule = "sequential"', 'schedule = "asynchronous"', '[algorithm]\nfactors = "clients"']
+    )
+    def test_the_evidence_at_the_end_is_that_of_the_final_posterior(self, tmp_path, parts):
+        """By a closing exchange, of which nothing is applied; the server started again asks again."""
+        house = House(tmp_path, STUDY.replace("rounds = 60", "rounds = 2") + f"{parts}\n")
+        fit = house.run()
+        pooled = run_study(replace(house.study, run=replace(house.study.run, rounds=0)), house.tables)
+        expected = evidence.bound(pooled.algorithm, fit.server.prior, fit.posterior, [pooled.clients])
+        assert fit.log_evidence == pytest.approx(expected, abs=1e-9)
+        assert distance(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))) == 0.0
+        again = house.run()
+        assert distance(again.posterior, fit.posterior) == 0.0
+        assert again.log_evidence == fit.log_evidence
+        assert len(again.history) == 2
+
+    def test_who_is_gone_at_the_end_leaves_no_evidence(self, tmp_path):
+        house = House(tmp_path, STUDY.replace("rounds = 60", "rounds = 2"))
+        server = house.server()
+        closed = server._closed
+
+        def without_york(*parts):
+            house.post.workers["york"] = lambda content: b"?"
+            return closed(*parts)
+
+        server._closed = without_york
+        fit = server.run()
+        assert (tmp_path / "run" / "posterior.npz").exists()
+        with pytest.raises(CavityError, match="not every client answered the closing exchange"):
+            fit.log_evidence
 
     @pytest.mark.parametrize("seed", range(3))
     def test_clients_that_keep_their_own_factors(self, tmp_path, seed):
@@ -303,9 +511,9 @@ class TestStudies:
         house = House(tmp_path, FEDERATED)
         house.run()
         noted = [json.loads(line)["kind"] for line in (tmp_path / "leeds" / "sent.jsonl").read_text().splitlines()]
-        assert noted[:2] == ["here", "totals"]
+        assert noted[:3] == ["here", "totals", "totals"]  # of columns, then of the formula's matrix
         assert noted[-1] == "received"
-        assert set(noted[2:-1]) == {"reply"}
+        assert set(noted[3:-1]) == {"reply"}
 
     def test_another_version_of_the_study_is_refused_by_its_key(self, tmp_path):
         house = House(tmp_path, min_clients=2)
@@ -350,10 +558,49 @@ class TestStudies:
         assert any("refused this client's last reply: its change holds a NaN" in line for line in house.said)
         assert gap(fit.posterior, house.alone()) < 1e-9
 
+    @pytest.mark.parametrize(
+        ("extra", "why"),
+        [
+            ("", "its factor has the negative precision"),
+            ('[algorithm]\nfactors = "clients"\n', "its change alone makes the posterior improper"),
+        ],
+        ids=["server-held", "client-held"],
+    )
+    def test_an_improper_change_costs_nobody_else(self, tmp_path, extra, why):
+        """Its client is told why with the next message; in the end the result says that it is not in it."""
+        house = House(tmp_path, STUDY + extra)
+        honest = house.post.workers["york"]
+
+        def hostile(content):
+            answer = honest(content)
+            letter = decode(answer, letters.unverified)
+            if letter.kind == Kind.REPLY:
+                reply = letter.body["reply"]
+                bad = changed(reply, delta=replace(reply.answer.delta, precision=-1e6 * np.eye(2)))
+                answer = encode(replace(letter, body={"reply": bad}), letters.unsigned)
+            return answer
+
+        house.post.workers["york"] = hostile
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-9
+        assert any(f"refused this client's last reply: {why}" in line for line in house.said)
+        assert "refused again and again, and asked no more: york" in house.said
+        assert any("not all of the data of york are in it" in line for line in house.said)
+        assert read_status(tmp_path / "run")["missing"] == ["york"]
+
+    def test_a_client_that_refuses_to_work_is_not_waited_for_without_end(self, tmp_path, monkeypatch):
+        house = House(tmp_path)
+        monkeypatch.setattr(faulty := house.worker("hull"), "_work", lambda letter: 1 / 0)
+        house.post.workers["hull"] = faulty.answer
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
     @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
     @pytest.mark.parametrize("how", ["withdrawn", "leaving"])
     def test_a_client_is_forgotten(self, tmp_path, how, text):
-        """Its sums, too: the run begins anew where they gave the scaling."""
+        """But the scaling, and the prior with it, which was fixed when the study started."""
         house, leaving = House(tmp_path, text), []
         house.post.workers["york"] = house.worker("york", leaving=lambda: bool(leaving)).answer
         server = house.server()
@@ -368,7 +615,9 @@ class TestStudies:
         server._after_round = after_round
         fit = server.run()
         assert fit.server.names == ("leeds", "hull")
-        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
+        assert gap(fit.posterior, house.alone(["york"], scaled_by=house.study.clients)) < 1e-8
+        np.testing.assert_array_equal(fit.server.prior.precision, house.whole().server.prior.precision)
+        assert not any("beginning anew" in line for line in house.said)
         again = house.run()  # it is not taken in again when the server is started anew
         assert again.server.names == ("leeds", "hull")
 
@@ -428,7 +677,7 @@ class TestStudies:
         server._after_round = after_round
         fit = server.run()
         assert fit.server.names == ("leeds", "york", "hull")
-        assert gap(fit.posterior, house.alone()) < 1e-8
+        assert gap(fit.posterior, house.alone(scaled_by=("leeds", "york"))) < 1e-8
 
     def test_stopped_and_gone_on_with(self, tmp_path):
         house = House(tmp_path)
@@ -654,7 +903,7 @@ def test_a_message_is_written_down_before_it_is_sent():
 def test_answers_that_do_not_belong(parts, said):
     terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"))
     clientele = Clientele(PostOffice({}), terms)
-    letter = letter_with({"reply": None}, Kind.REPLY)
+    letter = letter_with({}, Kind.REPLY)
     assert clientele.opened("leeds", encode(letter, letters.unsigned)).kind == Kind.REPLY
     with pytest.raises(ProtocolError, match=said):
         clientele.opened("leeds", encode(replace(letter, **parts), letters.unsigned))
@@ -662,10 +911,26 @@ def test_answers_that_do_not_belong(parts, said):
 
 def test_a_letter_that_another_client_has_signed(tmp_path):
     terms = Terms(Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"})
-    clientele, letter = Clientele(PostOffice({}), terms), letter_with({"reply": None}, Kind.REPLY)
+    clientele, letter = Clientele(PostOffice({}), terms), letter_with({}, Kind.REPLY)
     assert clientele.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
     with pytest.raises(ProtocolError, match="signature"):
         clientele.opened("leeds", encode(letter, lambda content: b"york"))
+
+
+def test_a_client_hears_why_its_greeting_was_of_no_use(tmp_path):
+    """And a file in the results that is not one is no fault of the client's."""
+    house = House(tmp_path)
+    worker, said = house.worker("leeds"), house.said
+    for kind, body in (
+        (Kind.HELLO, {"notice": "a \x1b[31mreason"}),
+        (Kind.END, {"files": {"a": "text"}}),
+        (Kind.END, {}),
+    ):
+        letter = Letter(kind.value, house.study.hash, "run", "leeds", body)
+        answer = decode(worker.answer(encode(letter, letters.unsigned)), letters.unverified)
+        if kind == Kind.END and body:
+            assert (answer.kind, answer.body["reason"]) == (Kind.REFUSAL, "its files are not bytes")
+    assert any("could not use this client's last answer: a \\x1b[31mreason" in line for line in said)
 
 
 def test_stopped_before_it_began_and_begun_again(tmp_path):

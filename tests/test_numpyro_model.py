@@ -796,7 +796,7 @@ REFUSED = {
     "no such start": (plain, XY, {"start": {"z": 1.0}}, "`start` names z"),
     "start of another shape": (plain, XY, {"start": {"level": [1.0, 2.0]}}, "`start` of 'level' needs the shape"),
     "no median": (
-        regression(prior=lambda x, y: dist.Gamma(1e-4, 1.0)),
+        regression(prior=lambda x, y: dist.Normal(0.0, jnp.nan * x[0])),
         XY,
         {},
         "'level' has no finite median to start from",

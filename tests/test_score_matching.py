@@ -103,7 +103,7 @@ def two_views(kernel, model, centre, theta, data):
     return (
         both(lambda theta: data.weight @ ScoreMatching(kernel).around(model, centre, theta, data.batch)),
         both(lambda theta: seen.weight @ loss(model, theta, seen.batch)),
-        both(lambda theta: -data.weight @ model.log_prob(theta, data.batch)),
+        both(lambda theta: -data.weight @ model.row_log_prob(theta, data.batch)),
     )
 
 

@@ -144,6 +144,15 @@ def test_latents_of_a_silo_as_a_whole():
 
 
 @thorough
+def test_single_precision_starts_at_the_same_place():
+    """JAX's default; the search itself is in double."""
+    with jax.enable_x64(False):
+        algorithm, _ = started(SFVI(model_of()))
+    exact = exact_family()[0].gaussian
+    np.testing.assert_allclose(np.asarray(algorithm.prior.q.mean), exact.mean, atol=1e-5)
+
+
+@thorough
 def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):
     monkeypatch.setattr(running, "SCOUT_ROUNDS", 1)
     with caplog.at_level(logging.WARNING, logger="cavity"):

@@ -257,7 +257,8 @@ def test_some_silos_at_a_time_are_scaled_for():
     """Over all halves of the silos, the sum divided by the share is on average that of all of them."""
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, optimiser=optax.sgd, decay=False, scout=False)
     replies = [_reply(algorithm, data) for data in silos(4).values()]
-    method, exchange = algorithm.initial_method(4), algorithm.exchange(np.uint32(0), np.uint32(0), None)
+    method = algorithm.initial_method(4)
+    exchange = algorithm.exchange(np.uint32(0), np.uint32(0), method)
 
     def moved(some):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *some)
@@ -278,7 +279,8 @@ def test_a_schedule_that_samples_silos_runs():
 
 
 def _brief(algorithm):
-    return Brief(algorithm.prior, None, algorithm.exchange(np.uint32(0), np.uint32(0), None))
+    method = algorithm.initial_method(1)
+    return Brief(algorithm.prior, None, algorithm.exchange(np.uint32(0), np.uint32(0), method))
 
 
 def _reply(algorithm, data):

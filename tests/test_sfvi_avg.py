@@ -65,7 +65,8 @@ def test_a_new_centre_leaves_the_density_where_it_was():
     kept = Kept(LocalGaussian(make(14, 1), make(14, 1), make(14, 1, 2)), make(2))
     start = algorithm.prior.q
     moved = Globals(DenseGlobal(make(2), start.log_scale, start.below), None)
-    problem = algorithm.problem(Brief(moved, None, jnp.uint32(3)), kept, data)
+    told = algorithm.exchange(np.uint32(0), np.uint32(3), algorithm.initial_method(1))
+    problem = algorithm.problem(Brief(moved, None, told), kept, data)
     z_global, z_local = make(2), make(14, 1)
     before = kept.q.log_prob(z_local, z_global - kept.centre)
     after = problem.start.own.q.log_prob(z_local, z_global - moved.q.mean)

@@ -9,7 +9,7 @@ import pytest
 from cavity.errors import DataError
 from cavity.study import Scaling, as_table, client_data, parse_study, read_csv, study_algorithm
 from cavity.study.checking import check
-from cavity.study.columns import Boolean, Category, Integer, Missing, Number, Text
+from cavity.study.columns import DATE_REMEDY, Boolean, Category, Integer, Missing, Number, Text
 from cavity.study.disclosure import shipments
 from cavity.study.findings import Severity
 from tests.studies import FEDERATED, TRIAL, patients, trial, write_csv
@@ -47,7 +47,11 @@ def test_missing_values_of_all_kinds(cell):
         (Number(name="x"), "inf", "not a finite number"),
         (Number(name="x"), math.inf, "not a finite number"),
         (Number(name="x", range=(0.0, 1.0)), "1.01", "outside of the agreed range 0 to 1"),
-        (Number(name="x"), "2020-01-01", "not a number"),
+        (
+            Number(name="x"),
+            "2020-01-01",
+            f"a date, and not a number; {DATE_REMEDY}",
+        ),
         (Integer(name="x"), "1.5", "not a whole number"),
         (Integer(name="x", range=(0.0, math.inf)), "-1", "outside of the agreed range 0 to inf"),
         (Boolean(name="x"), "2", "not true or false (nor yes or no, nor 1 or 0)"),
@@ -205,11 +209,12 @@ def test_client_data_are_the_same_from_a_file_and_a_frame(tmp_path):
 
 
 def test_what_is_sent_is_told_as_it_is():
-    once, each_round = shipments(parse_study(FEDERATED))
+    once, matrix, each_round = shipments(parse_study(FEDERATED))
+    assert (matrix.when, matrix.num_numbers, matrix.num_bytes) == ("once", 13, 104)
     assert str(once) == "once: n, sum and sum of squares of age (3 numbers, 24 bytes)"
     assert "2 arrays (7 + 49 numbers): precision_mean [7], precision [7, 7]" in str(each_round)
     assert (each_round.num_numbers, each_round.num_bytes) == (60, 480)
     algorithm = study_algorithm(trial(), Scaling())
     assert algorithm.empty_row().precision.shape == (7, 7)
     diagonal = parse_study(TRIAL + '[algorithm]\nfamily = "diagonal"\n')
-    assert "(7 + 7 numbers)" in str(shipments(diagonal)[0])
+    assert "(7 + 7 numbers)" in str(shipments(diagonal)[-1])

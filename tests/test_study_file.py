@@ -36,7 +36,9 @@ def test_a_study_is_read_with_its_defaults(tmp_path):
     )
     assert (study.run.schedule, study.run.rounds, study.run.tolerance) == (Part("synchronous"), None, 1e-6)
     assert [column.name for column in study.used_columns] == ["died", "rx", "age", "sex"]
-    assert study.scaling_rules == {}
+    assert study.scaling_rules == {"age": ScalingRule.FEDERATED}
+    assert study.agreed_centres == {"age": 64.0}
+    assert study.scales_design
 
 
 def test_everything_can_be_said():
@@ -74,7 +76,7 @@ def test_everything_can_be_said():
     """)
     assert study.columns[0].missing_codes == ("-9", "99")
     assert study.scaling_rules == {"x": FixedScaling(3.0, 0.5), "z": ScalingRule.FEDERATED}
-    assert study.federated_columns == ("z",)
+    assert study.federated_columns == ("z", "y")
     assert study.prior.scales == (("x", 0.5),)
     assert study.algorithm.loss == Part("beta", 0.3)
 
@@ -148,6 +150,9 @@ def test_everything_can_be_said():
         ("[columns.died]", "[run]\nrounds = 0\n[columns.died]", "run.rounds (line 10)"),
         ("[columns.died]", '[columns.died]\nmissing = "level"', "there is no 'level'"),
         ('name = "A trial"', 'name = "A trial', "it is not TOML"),
+        ('name = "A trial"', "name = " + "[" * 2000, "it is not TOML"),
+        ('name = "A trial"', "name = " + "9" * 5000, "it is not TOML"),
+        ("range = [18, 110]", f"range = [18, 1{'0' * 400}]", "a list [smallest, largest] of two numbers"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key_and_line(old, new, said):
@@ -162,10 +167,65 @@ def test_all_problems_are_told_at_once():
 
 def test_a_scaled_column_cannot_be_inside_of_a_function():
     text = TRIAL.replace("* age", "* log(age)")
-    parse_study(text)
-    federated = text.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')
-    assert "columns.age.scaling" in problems(federated)[0]
-    parse_study(federated.replace('unit = "years"', 'scaling = "none"'))
+    assert parse_study(text).scaling_rules == {}  # the study's rule leaves it out
+    assert "columns.age.scaling" in problems(text.replace('unit = "years"', 'scaling = "federated"'))[0]
+    parse_study(text.replace('unit = "years"', 'scaling = "none"'))
+
+
+def test_the_studys_rule_does_not_change_the_model():
+    """An interaction without its main effects is another one of centred columns."""
+    assert trial([("rx * age + sex", "rx + rx:age")]).federated_columns == ("age",)
+    assert trial([("rx * age + sex", "rx:age")]).federated_columns == ()
+    own = trial([("rx * age + sex", "rx:age"), ('unit = "years"', 'scaling = "federated"')])
+    assert own.federated_columns == ("age",)  # by its own rule it is scaled, and the summary says what that means
+
+
+LINEAR = """
+    name = "a line"
+    id = "line"
+    clients = ["a"]
+    {scaling}
+    [model]
+    kind = "linear"
+    formula = "{formula}"
+    [columns]
+    y = {{ type = "number"{own} }}
+    x = {{ type = "number" }}
+"""
+
+
+def line(scaling="", own="", formula="y ~ x", prior=""):
+    return LINEAR.format(scaling=scaling, own=own, formula=formula) + prior
+
+
+def test_the_outcome_of_linear_regression_is_scaled():
+    study = parse_study(line())
+    assert study.federated_columns == ("x", "y")
+    prior = study.prior
+    assert (prior.scale, prior.intercept_scale, prior.log_noise_scale) == (2.5, 2.5, 2.5)
+    agreed = parse_study(line(own=", scaling = { centre = 120, scale = 15 }"))
+    assert agreed.outcome_rule == FixedScaling(120.0, 15.0)
+    assert agreed.federated_columns == ("x",)
+
+
+def test_an_outcome_that_is_not_scaled_needs_a_prior():
+    found = problems(line('scaling = "none"'))
+    assert [problem.split(":")[0] for problem in found] == [
+        "prior.scale",
+        "prior.intercept_scale",
+        "prior.log_noise_scale",
+    ]
+    assert all("has no default prior" in problem for problem in found)
+    parse_study(line('scaling = "none"', prior="[prior]\nscale = 5\nintercept_scale = 200\nlog_noise_scale = 3\n"))
+
+
+def test_an_outcome_is_centred_with_an_intercept_only():
+    centred = line(own=", scaling = { centre = 120, scale = 15 }", formula="y ~ 0 + x")
+    assert "columns.y.scaling" in problems(centred)[0]
+    assert (
+        "only the outcome of linear"
+        in problems(TRIAL.replace('"boolean"', '"integer"\nrange = [0, 1]\nscaling = "federated"'))[0]
+    )
 
 
 def test_a_model_of_ones_own_has_no_prior_family_or_kind():
@@ -204,7 +264,9 @@ def test_comments_and_order_do_not_change_the_hash(seed):
 
 def test_a_default_that_is_spelled_out_does_not_change_the_hash():
     spelled = (
-        'min_rows = 10\nscaling = "none"\n' + TRIAL + "[prior]\nscale = 2.5\nintercept_scale = 10\n[run]\nseed = 0\n"
+        'min_rows = 10\nscaling = "federated"\n'
+        + TRIAL
+        + "[prior]\nscale = 2.5\nintercept_scale = 10\n[run]\nseed = 0\n"
     )
     assert parse_study(spelled).hash == trial().hash
     assert differences(parse_study(spelled), trial()) == []
@@ -216,7 +278,7 @@ def test_a_default_that_is_spelled_out_does_not_change_the_hash():
         ('name = "A trial"', 'name = "B trial"', "name"),
         ('id = "trial-1"', 'id = "trial-2"', "id"),
         ('id = "trial-1"', 'id = "trial-1"\nmin_rows = 9', "min_rows"),
-        ('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"', "scaling"),
+        ('id = "trial-1"', 'id = "trial-1"\nscaling = "none"', "scaling"),
         ('["leeds", "york"]', '["york", "leeds"]', "clients"),
         ("rx * age", "rx + age", "model.formula"),
         ('"low", "high"', '"high", "low"', "columns.rx.levels"),

@@ -135,7 +135,7 @@ def test_batches_of_documents_are_right_on_average(amortised):
 
     def gradients(batch_size):
         method = SFVI(model, **OPTIONS | {"dtype": jnp.float64}, batch_size=batch_size).structured
-        silo = Silo(shared, own, method.exchange(0, 0), jax.tree.map(jnp.asarray, data))
+        silo = Silo(shared, own, method.exchange(0, 0, 1.0), jax.tree.map(jnp.asarray, data))
         each = jax.jit(jax.vmap(lambda key: jax.flatten_util.ravel_pytree(method.gradient(key, silo))[0]))
         found = np.asarray(each(jax.random.split(jax.random.key(batch_size or 0), 4000)))
         return found.mean(axis=0), found.std(axis=0) / np.sqrt(len(found))

@@ -80,8 +80,8 @@ def compare(fits: Mapping[str, Fit], *, num_draws: int | None = None, seed: int 
         weights = {name: fit.importance_weights(num_draws, seed) for name, fit in fits.items()}
         found = {name: weighed.log_evidence for name, weighed in weights.items()}
         remarks += [
-            f"{name}: Pareto k = {weighed.pareto_k:.2f}, {weighed.effective_draws:.0f} of {num_draws} draws effective; "
-            "with few its evidence is hardly known"
+            f"{name}: Pareto k = {weighed.pareto_k:.2f} is above {weighed.limit:.2f}: its evidence is not known from "
+            "so few draws; see its fit.verdict"
             for name, weighed in weights.items()
             if weighed.pareto_k > weighed.limit
         ]

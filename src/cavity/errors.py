@@ -33,5 +33,28 @@ class CheckpointError(CavityError):
     """A checkpoint or a saved fit cannot be read."""
 
 
+class StalledError(CavityError, RuntimeError):
+    """A run cannot go on: no client's replies can be used."""
+
+
 class ProtocolError(CavityError):
     """A message that does not belong: a stranger's, another study's, or a client that lost its factor."""
+
+
+def printable(text: object, most: int = 200) -> str:
+    r"""A string that came from elsewhere, fit for a log and a terminal.
+
+    Control characters, newlines and marks that reverse the direction of writing become escapes, and what is too long
+    is cut off.
+
+    >>> print(printable("leeds\x1b[2J\n"))
+    leeds\x1b[2J\n
+    """
+    if not isinstance(text, str):
+        return f"({type(text).__name__})"
+    shown = text[:most]
+    if not shown.isprintable():
+        shown = "".join(
+            char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in shown
+        )
+    return shown if len(text) <= most else f"{shown}... ({len(text)} characters)"

@@ -23,9 +23,10 @@ import jax
 import numpy as np
 
 from cavity import ledger, wire
+from cavity.errors import StalledError
 from cavity.interfaces import Algorithm, BlockRound, BlockRounds, Engine, Schedule
 from cavity.progress import Stopwatch, Watcher
-from cavity.state import ServerState, Stacked
+from cavity.state import MAX_REFUSALS, ServerState, Stacked
 
 logger = logging.getLogger("cavity")
 
@@ -34,7 +35,7 @@ Observer = Callable[[Record, ServerState], None]
 Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
 Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
 TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
-MAX_IDLE_TURNS = 100  # turns without one accepted reply before the loop gives up
+MAX_IDLE_TURNS = 100  # and one for each client: turns without an accepted reply before the loop gives up
 
 
 def _nobody(visits: int, new_replies: int) -> None:
@@ -51,7 +52,8 @@ class Stopping:
 
     Attributes:
         rounds: at the latest after so many rounds in all.
-        tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats.
+        tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats. SFVI and SFVI-Avg
+            have no such number: they end when the bound and the posterior have settled. 0 never ends a run early.
         at_least: but not before so many rounds in all.
         asked: whether somebody wants it to pause between two rounds.
     """
@@ -61,12 +63,14 @@ class Stopping:
     at_least: int = 0
     asked: Callable[[], bool] = lambda: False
 
-    def reason(self, history: Sequence[Record]) -> str | None:
-        """Why to stop now: "asked", "tolerance", "rounds", or None."""
+    def reason(self, history: Sequence[Record], settled: bool | None = None) -> str | None:
+        """Why to stop now: "asked", "tolerance", "rounds", or None; `settled` is what the method itself says."""
         if self.asked():
             return "asked"
-        if len(history) >= self.at_least and history and history[-1]["residual"] < self.tolerance:
-            return "tolerance"
+        if len(history) >= self.at_least and history:
+            small = history[-1]["residual"] < self.tolerance  # not so where it is NaN
+            if small or (settled and self.tolerance > 0):
+                return "tolerance"
         return "rounds" if len(history) >= self.rounds else None
 
 
@@ -108,7 +112,7 @@ def run(
         if checkpoint is not None and write_ahead:
             checkpoint(server, history)
 
-    while (reason := stopping.reason(history)) is None:
+    while (reason := stopping.reason(history, algorithm.settled(server.method))) is None:
         size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.everybody_together else 1
         stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
         server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.heard, written)
@@ -145,7 +149,8 @@ def run_rounds(
     There are fewer of them if the engine was interrupted.
     """
     began, records = time.perf_counter(), []
-    advanced = engine.advance(server, num_rounds) if num_rounds > 1 else None
+    together = num_rounds > 1 and not server.clients.set_aside
+    advanced = engine.advance(server, num_rounds) if together else None
     if advanced is not None:
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
@@ -218,14 +223,19 @@ def run_round(
     """One round, and what is to be said of it; communications, bytes and seconds are of this round alone.
 
     Clients that the engine cannot reach are left out of it, and one that is lost on the way costs its own reply only.
+    One whose replies are refused again and again is set aside; the record then says who is `missing`.
     There is no record of a round that was interrupted before its first reply.
     """
     began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
     visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
-    owned = algorithm.owned
+    owned, aside = algorithm.owned, server.clients.set_aside
     sent, num_available = server.posterior, len(server.clients)
     while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
-        available = engine.available(server.names)
+        if aside and len(aside) + len(owned) >= len(server.clients):
+            raise StalledError(
+                f"no client's reply could be used: each had {MAX_REFUSALS} in a row refused; the last: {refused[-1:]}"
+            )
+        available = engine.available(server.active)
         if not available:
             continue
         num_available = len(available)
@@ -252,7 +262,7 @@ def run_round(
             if waiting:
                 # in the order of the plan, whatever the order in which an engine works
                 waiting.sort(key=lambda reply: places.get(reply.client, len(places)))
-                server, outcome = ledger.receive(algorithm, server, waiting)
+                server, outcome = ledger.receive(algorithm, server, waiting, engine.problem_with)
                 visits += len(outcome.accepted)
                 heard_of += len(outcome.accepted.keys() - owned)
                 accepted |= outcome.accepted
@@ -266,9 +276,13 @@ def run_round(
                     engine.tell(name, why)
         if not there_is_more:  # whoever has not replied will not
             server = ledger.abandon(server, server.clients.waiting)
-        idle_turns = 0 if visits > before else idle_turns + 1
-        if idle_turns > MAX_IDLE_TURNS:
-            raise RuntimeError(f"no client's reply could be used in {MAX_IDLE_TURNS} turns; the last: {refused[-1:]}")
+        server = ledger.count_refusals(algorithm, server, engine.refused())
+        for name in set(server.clients.set_aside).difference(aside):
+            logger.warning("client %r is set aside: %d of its replies in a row were refused", name, MAX_REFUSALS)
+        aside = server.clients.set_aside
+        idle_turns = 0 if visits > before or server.clients.waiting else idle_turns + 1
+        if idle_turns > MAX_IDLE_TURNS + len(server.clients):
+            raise StalledError(f"no client's reply could be used in {idle_turns} turns; the last: {refused[-1:]}")
     if not accepted:
         return server, None
     # of whom this round has heard: of the others there is nothing new, and there may be very many
@@ -276,7 +290,8 @@ def run_round(
     reports = {name: report for name, report in reports.items() if report is not None}
     virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
     compute = {} if compute_began is None else {"compute_seconds": (engine.compute_seconds or 0.0) - compute_began}
-    return server, virtual | compute | {
+    missing = {"missing": sorted(aside)} if aside else {}
+    return server, virtual | compute | missing | {
         "version": server.version,
         "residual": server.residuals.largest,
         "residuals": {name: float(report.residual) for name, report in reports.items()},

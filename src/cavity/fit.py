@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +14,21 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from cavity import client_ledger, diagnostics, evidence, ledger, running, silos
+from cavity import client_ledger, convergence, diagnostics, ledger, running, silos
 from cavity.data.clients import check_units, prepare_client, prepare_clients, unit_labels
-from cavity.errors import CavityError, UnsuitableError
+from cavity.distributions.gaussian import Gaussian
+from cavity.errors import CavityError
 from cavity.federation import Observer, Record, Stopping
 from cavity.interfaces import ClientSource, CombiningAlgorithm, Data, LatentModel, ReportedModel, Schedule
 from cavity.models.globals_only import GlobalsOnly
 from cavity.progress import Watcher
 from cavity.state import ClientState, ServerState
 from cavity.store.directory import RunDirectory
-from cavity.summary import Summary, summarise, summarise_draws
+from cavity.summary import Coefficients, Summary, summarise, summarise_draws
 
 if TYPE_CHECKING:
-    import arviz
-
     from cavity.importance import ImportanceWeights
+    from cavity.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Fit:
         client_states: what the clients keep to themselves.
         labels: the names of each client's units, for models with local latents.
         scouting: rounds in which the start was found, before those of the history.
+        closing: the server's version and the evidence at it, where they were found while the clients could be asked.
     """
 
     algorithm: Any
@@ -55,47 +57,101 @@ class Fit:
     client_states: Mapping[str, ClientState] | None = None
     labels: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     scouting: int = 0
+    closing: tuple[int, float] | None = None
 
     @property
     def posterior(self) -> Any:
-        """The posterior, with float64 numpy leaves."""
+        """The posterior in the model's own units (`units`), with float64 numpy leaves.
+
+        A regression by a formula computes with scaled columns; `coefficients` and `reported` are in those of the data.
+        """
         return self.server.posterior
 
     @property
+    def coefficients(self) -> Coefficients:
+        """Means, standard deviations and covariance of all parameters, by name, in the units of the data."""
+        model = self.algorithm.model
+        if self._latent or not isinstance(self.posterior, Gaussian):
+            raise CavityError(f"{type(model).__name__} has no coefficients; look at fit.summary() or fit.posterior")
+        return self._coefficients(self.posterior)
+
+    def _coefficients(self, q: Gaussian) -> Coefficients:
+        model = self.algorithm.model
+        with jax.enable_x64(True):
+            q = ledger.to_host(q)
+            if isinstance(model, ReportedModel):
+                return Coefficients(model.parameter_names, *model.reported_moments(q))
+            return Coefficients(model.parameter_names, np.asarray(q.mean), np.asarray(q.covariance))
+
+    @property
+    def units(self) -> str:
+        """In which units the summary is, and in which `posterior` is where these are others."""
+        model = self.algorithm.model
+        if self._latent or isinstance(model, GlobalsOnly):
+            return "the summary is on the model's own scale; fit.posterior is of unconstrained parameters"
+        remarks = model.remarks if isinstance(model, ReportedModel) else ()
+        return "; ".join(remarks) or "parameters are in the units of the data as they were given"
+
+    @property
     def converged(self) -> bool:
-        """Whether the tolerance ended the run."""
-        return self.stopped == "tolerance"
+        """Whether the run has settled: no client's data pull by more than the tolerance, or the method says so.
+
+        SFVI and SFVI-Avg watch the trend of the bound and of the posterior. A posterior that cannot be right, at the
+        edge of floating point or wider than the prior, has not converged, whatever ended the run.
+        """
+        settled = self.algorithm.settled(self.server.method)
+        return (self.stopped == "tolerance" if settled is None else settled) and not self._doubts
+
+    @property
+    def _doubts(self) -> tuple[str, ...]:
+        return convergence.doubts(self.algorithm, self.server) if self.history else ()
 
     def summary(self, level: float = 0.9) -> Summary:
         """Mean, standard deviation and central interval of every parameter, by name; `print` shows a table.
 
-        Where this process has the clients' data, the table says how good the approximation is (`importance_weights`).
+        Where this process has the clients' data, the table says how good the approximation is (`verdict`).
         """
+        from cavity import verdict
+
         if (draws := self._named_draws(silos.SUMMARY_DRAWS)) is not None:
             with jax.enable_x64(True):
                 flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
             summary = summarise_draws(flat, silos.latent_names(draws), level, self._remarks())
         else:
             # where the prior is outside the family, the server's is but the base of its correction
-            prior = None if self.algorithm.owned else self._reported(self.server.prior)
-            posterior = self.reported
-            summary = summarise(posterior, prior, self.algorithm.model.parameter_names, level, self._remarks())
-        return replace(summary, checks=self._pareto_remark)
+            prior = None if self.algorithm.owned else self.server.prior
+            summary = self._summarised(self.posterior, prior, level)
+        return replace(summary, checks=lambda: (verdict.remark(self),))
 
-    @property
+    def _summarised(self, posterior: Any, prior: Any, level: float) -> Summary:
+        names, remarks = self.algorithm.model.parameter_names, self._remarks()
+        if isinstance(posterior, Gaussian):
+            return summarise(posterior, prior, names, level, remarks, moments=self._moments)
+        prior = None if prior is None else self._reported(prior)
+        return summarise(self._reported(posterior), prior, names, level, remarks)
+
+    def _moments(self, q: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and sd of every parameter in the units of the data, of a Gaussian."""
+        found = self._coefficients(q)
+        return found.mean, found.sd
+
+    @cached_property
     def log_evidence(self) -> float:
-        """The free energy in nats, by which models of the same rows are compared (`cavity.compare`).
+        """A lower bound of log p(y) in nats, by which models of the same rows are compared (`cavity.compare`).
 
-        It is log p(y), the constants of the likelihood included, where the family holds the posterior, and below it
-        elsewhere; `importance_weights().log_evidence` is closer. Exact at a fixed point: let the run converge.
+        It is the bound at this posterior, whatever the schedule and however far the run came; log p(y) itself, the
+        constants of the likelihood included, where the family holds the posterior. `importance_weights().log_evidence`
+        is closer elsewhere. Each client takes one expectation over its rows.
         """
-        return evidence.log_evidence(self.algorithm, self.history)
+        from cavity import evidence
+
+        return evidence.log_evidence(self)
 
     def importance_weights(self, num_draws: int = 2000, seed: int = 0) -> ImportanceWeights:
-        """How far the posterior is from the one that it stands for: `fit.importance_weights().pareto_k`.
+        """Draws of the posterior with their importance weights, prior x likelihood / posterior.
 
-        All clients see the same draws, and each sends one number per draw: the log likelihood of its rows. A k below
-        0.5 is good, one above 0.7 is not to be trusted. A printed `summary` has it, where that takes but seconds.
+        All clients see the same draws, and each sends one number per draw: the log likelihood of its rows. `verdict`
+        judges the posterior by such weights, of draws that reach further.
 
         Args:
             num_draws: of the posterior.
@@ -108,20 +164,16 @@ class Fit:
         chunks = running.in_chunks(self.algorithm.model, self.needs_clients("weigh draws of the posterior"))
         return importance.importance_weights(self.algorithm, self.server.prior, self.posterior, chunks, num_draws, seed)
 
-    def _pareto_remark(self) -> tuple[str, ...]:
-        """On the quality of the approximation, where it can be told in seconds."""
-        from cavity import importance
+    @cached_property
+    def verdict(self) -> Verdict:
+        """How good the approximation is, with reasons and numbers: errors of means and sds, and corrected values.
 
-        if self._latent or not isinstance(self.clients, Mapping) or not self.history:
-            return ()
-        num_rows = sum(len(data.weight) for data in self.clients.values())
-        size = num_rows * len(self.algorithm.model.parameter_names)
-        if size > importance.AFFORDABLE:
-            return ()
-        try:
-            return (importance.remark(self.importance_weights(), self.posterior),)
-        except UnsuitableError:
-            return ()  # a method that stands for no density has no weights
+        "exact for practical purposes"; "good" (errors below 5 %); "rough" (use the corrected values); "do not use"; or
+        "not assessed", with the reason. `cavity.verdict` has the rules and their limits.
+        """
+        from cavity import verdict
+
+        return verdict.verdict_of(self)
 
     @property
     def reported(self) -> Any:
@@ -199,11 +251,14 @@ class Fit:
         remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
         if self.scouting:
             remarks.append(f"started at the mode, which {self.scouting} rounds before these found")
+        doubts = self._doubts
+        remarks += [f"not converged: {doubt}" for doubt in doubts]
         if self._latent:
             samples = self.algorithm.structured.num_samples
             remarks.append(f"variational, with K = {samples} importance sample{'' if samples == 1 else 's'} per unit")
-            return tuple(remarks)
-        if last is not None and not self.converged:
+            said = self.algorithm.convergence(self.posterior, self.server.method)
+            return tuple(remarks if doubts or said is None else [*remarks, said])
+        if last is not None and not doubts and not self.converged:
             known = np.isfinite(last["residual"])
             why = f"the largest residual is {last['residual']:.1e} nats" if known else "the residual is not known yet"
             remarks.append(f"not converged: {why}; go on with fit.refine()")
@@ -280,7 +335,10 @@ class Fit:
     @property
     def prior_scales(self) -> dict[str, float]:
         """The prior standard deviation of every parameter."""
-        _, scales = diagnostics.moments(self._reported(self.server.prior))
+        if isinstance(self.server.prior, Gaussian):
+            _, scales = self._moments(self.server.prior)
+        else:
+            _, scales = diagnostics.moments(self._reported(self.server.prior))
         return dict(zip(self.algorithm.model.parameter_names, scales.tolist(), strict=True))
 
     def withdraw(self, name: str, rounds: int = 100, tolerance: float = 1e-6) -> Fit:
@@ -358,23 +416,20 @@ class Fit:
         return [diagnostics.influence(posterior, moved[0], model.parameter_names) for posterior in moved[1:]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fit to one `.npz` file, without the clients' data."""
-        path = Path(path)
-        directory = RunDirectory(path.parent)
-        directory.write_fit(path.name, running.saved(self), self.history)
+        """Write the fit with its evidence, and without the clients' data, to one `.npz` file."""
+        from cavity import evidence
 
-    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
-        """Posterior draws as ArviZ inference data (needs the extra `cavity[arviz]`)."""
+        path = Path(path)
+        RunDirectory(path.parent).write_fit(path.name, running.saved(evidence.with_evidence(self)), self.history)
+
+    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> Any:
+        """Posterior draws for ArviZ: `InferenceData` of 0.x, a `DataTree` of 1.x (needs the extra `cavity[arviz]`)."""
         if (named := self._named_draws(num_draws, seed)) is not None:
             return silos.as_arviz(named)
-        import arviz
-
         with jax.enable_x64(True):
             draws = self.reported.sample(jax.random.key(seed), (num_draws,))
             flat = jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws)
-        columns = np.asarray(flat).T
-        names = self.algorithm.model.parameter_names
-        return arviz.from_dict({name: column[None] for name, column in zip(names, columns, strict=True)})
+        return silos.as_arviz(dict(zip(self.algorithm.model.parameter_names, flat.T, strict=True)))
 
     def _rescheduled(self, server: ServerState) -> ServerState:
         return replace(server, schedule=self.schedule.init(server.names))

@@ -1,4 +1,4 @@
-"""Is the Gaussian good enough? Importance weights of posterior draws, and how heavy their tail is.
+"""Importance weights of posterior draws, and how heavy their tail is. `verdict` judges a posterior by such weights.
 
     w_s = prior(theta_s) * prod_k p(y_k | theta_s) / q(theta_s),     theta_s ~ q
 
@@ -23,17 +23,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from cavity import ledger
-from cavity.distributions.full import FullGaussian
-from cavity.distributions.gaussian import Gaussian
 from cavity.engines.drive import numbers_as_leaves
 from cavity.engines.stacks import buckets, device_mesh
 from cavity.errors import CavityError, UnsuitableError
-from cavity.evidence import NO_EVIDENCE
 from cavity.interfaces import Algorithm, Data, Distribution
 
+NO_EVIDENCE = "under an improper prior there is no evidence, for its constant could be anything; give a proper prior"
 FEWEST_DRAWS = 25  # of which the largest fifth can be fitted
-GOOD = 0.5  # k below which the weights have a finite variance
-MOST = 0.9  # of the draws effective: then it is the far tails alone that k tells of
 AFFORDABLE = 2_500_000  # rows times parameters that a printed summary may take: seconds
 ALIKE = 1e-6  # nats within which weights are equal but for rounding
 MOST_AT_ONCE = 1_000_000  # rows times draws that are evaluated together, so that memory does not grow with either
@@ -56,13 +52,13 @@ class ImportanceWeights:
 
     @property
     def pareto_k(self) -> float:
-        """Below 0.5 the approximation is good, above `limit` not to be trusted; minus infinity if it is exact."""
+        """Above `limit` weighted averages are not known; minus infinity if all weights are equal."""
         return pareto_k(self.log_weights)
 
     @property
     def standard_error(self) -> float:
-        """Of k, by the asymptotic variance (1 + k)^2 / M of a fit to M tail weights."""
-        return float((1 + self.pareto_k) / np.sqrt(_tail_length(len(self.log_weights))))
+        """Of k, by its asymptotic variance."""
+        return standard_error(self.pareto_k, len(self.log_weights))
 
     @property
     def limit(self) -> float:
@@ -83,25 +79,42 @@ class ImportanceWeights:
         return float(np.logaddexp.reduce(self.log_weights) - np.log(len(self.log_weights)))
 
 
-def importance_weights(
-    algorithm: Algorithm, prior: Any, posterior: Any, chunks: Iterable[Mapping[str, Data]], num_draws: int, seed: int
-) -> ImportanceWeights:
-    """The weights of draws that all clients see; in double precision. Clients' rows may come in chunks."""
+def check_draws(posterior: Any) -> None:
+    """Raise UnsuitableError unless a posterior gives draws of theta."""
     if not isinstance(posterior, Distribution):
         raise UnsuitableError(
             f"importance weights need draws of theta, which a {type(posterior).__name__} does not give"
         )
+
+
+def importance_weights(
+    algorithm: Algorithm, prior: Any, posterior: Any, chunks: Iterable[Mapping[str, Data]], num_draws: int, seed: int
+) -> ImportanceWeights:
+    """The weights of draws that all clients see; in double precision. Clients' rows may come in chunks."""
+    check_draws(posterior)
     with jax.enable_x64(True):
         prior, posterior = jax.tree.map(jnp.asarray, ledger.to_host((prior, posterior)))
         draws = posterior.sample(jax.random.key(seed), (num_draws,))
-        prior_is_proper = bool(prior.is_proper)
-        log_weights = np.array(_log_ratios(prior, posterior, draws, prior_is_proper))
-        for clients in chunks:
-            for name, sent in log_likelihoods(algorithm, draws, clients).items():
-                if np.isnan(sent).any():
-                    raise CavityError(f"client {name!r}: the log likelihood of its rows is NaN at a posterior draw")
-                log_weights += sent
-    return ImportanceWeights(jax.tree.map(np.asarray, draws), log_weights, prior_is_proper)
+        log_p, nan_at = log_joint(algorithm, prior, draws, chunks)
+        if nan_at:
+            raise CavityError(f"client {nan_at!r}: the log likelihood of its rows is NaN at a posterior draw")
+        log_weights = log_p - np.asarray(_log_probs(posterior, draws, True))
+        return ImportanceWeights(jax.tree.map(np.asarray, draws), log_weights, bool(prior.is_proper))
+
+
+def log_joint(
+    algorithm: Algorithm, prior: Any, draws: PyTree, chunks: Iterable[Mapping[str, Data]]
+) -> tuple[Float[np.ndarray, " s"], str]:
+    """Log prior + log likelihood of all rows at each draw, and a client whose log likelihood is NaN somewhere, or "".
+
+    Call it in double precision. An improper prior is without its constant.
+    """
+    total, nan_at = np.array(_log_probs(prior, draws, bool(prior.is_proper))), ""
+    for clients in chunks:
+        for name, sent in log_likelihoods(algorithm, draws, clients).items():
+            nan_at = nan_at or (name if np.isnan(sent).any() else "")
+            total += sent
+    return total, nan_at
 
 
 def log_likelihoods(
@@ -125,30 +138,13 @@ def _log_likelihoods(algorithm: Algorithm, draws: PyTree, data: Data, at_once: i
 
 
 @eqx.filter_jit
-def _log_ratios(prior: Any, posterior: Any, draws: PyTree, prior_is_proper: bool) -> Float[Array, " s"]:
-    log_prior = prior.log_prob if prior_is_proper else prior.log_factor
-    return jax.lax.map(lambda theta: log_prior(theta) - posterior.log_prob(theta), draws, batch_size=50)
+def _log_probs(density: Any, draws: PyTree, is_proper: bool) -> Float[Array, " s"]:
+    return jax.lax.map(density.log_prob if is_proper else density.log_factor, draws, batch_size=50)
 
 
-def remark(weights: ImportanceWeights, posterior: Any) -> str:
-    """What a reader of the posterior should know of its k, and do about it."""
-    k = weights.pareto_k
-    if k == -np.inf:
-        return "the posterior is exact: all importance weights are equal"
-    draws, effective = len(weights.log_weights), weights.effective_draws
-    said = f"Pareto k = {k:.2f} +- {weights.standard_error:.2f}, {effective:.0f} of {draws} draws effective"
-    if k < GOOD:
-        return f"{said}: the approximation is good"
-    if k < weights.limit:
-        return f"{said}: the approximation is usable; intervals may be a little off"
-    said = f"{said}: k is above {weights.limit:.2f}"
-    if effective > MOST * draws:
-        return f"{said}; means and sds are close, but the tails are heavier than the family's: trust no rare event"
-    if isinstance(posterior, Gaussian) and not isinstance(posterior, FullGaussian):
-        remedy = "give the model family=FullGaussian, which knows correlations"
-    else:
-        remedy = "write the model on a scale on which its posterior is nearer to a Gaussian, or give it a tighter prior"
-    return f"{said}; do not trust the intervals: {remedy}"
+def standard_error(k: float, num_draws: int) -> float:
+    """Of k, by the asymptotic variance (1 + k)^2 / M of a fit to M tail weights."""
+    return float((1 + k) / np.sqrt(_tail_length(num_draws)))
 
 
 def pareto_k(log_weights: Float[np.ndarray, " s"]) -> float:

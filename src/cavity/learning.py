@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity import ledger, running
+from cavity import evidence, ledger, running
 from cavity.engines.stacks import buckets, device_mesh
 from cavity.errors import CavityError
 from cavity.interfaces import Data, Hyperparameter, Model
@@ -31,7 +31,7 @@ def learn(fit: Any, hyperparameters: Sequence[Any], steps: int, rounds: int, tol
         raise CavityError("give hyperparameters to learn, such as cavity.hyperparameters.PriorScale()")
     if fit.server.held_by_clients:
         raise CavityError("hyperparameters are learned where the server holds the factors; run without held_by_clients")
-    fit.log_evidence  # noqa: B018  (raises where there is no free energy to follow)
+    evidence.check(fit.algorithm)
     for part in hyperparameters:
         part.check(fit.algorithm.model)
     states, slope = [part.init(fit.algorithm.model) for part in hyperparameters], np.inf

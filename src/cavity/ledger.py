@@ -17,11 +17,15 @@ pairs of one client's messages only ever grow, even if it leaves and comes back,
 one. For this a server writes its checkpoint after each of these functions and before it sends what depends on it, and
 a client (`client_ledger.py`) writes what `commit` returns before it replies. Rows live on the host in float64, whatever
 precision the clients compute in.
+
+A reply that makes the posterior improper is judged on its own: it is refused by name, and those of the others are
+merged without it. So no client can keep the others from going on. One whose replies are refused `MAX_REFUSALS` times in
+a row is set aside: the loop asks it no more, and does not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +35,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.errors import ProtocolError
+from cavity.host import is_finite, is_floating, is_proper, to_host
 from cavity.state import (
     NEW_CLIENT,
     Brief,
@@ -49,39 +54,7 @@ if TYPE_CHECKING:
 JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
 LARGE = 100_000  # numbers in an answer from which on a program stacks them; for fewer it would take longer to start
 MAX_HALVINGS = 40  # 2^-40 of a delta is nothing: a product that is still improper then is refused
-
-
-def to_host(tree: PyTree) -> PyTree:
-    """The same tree with numpy leaves, floating ones in float64: what the server stores and sums."""
-    return jax.tree.map(_on_host, tree)
-
-
-def _on_host(leaf: Any) -> Any:
-    if not eqx.is_array_like(leaf):
-        return leaf
-    array = np.asarray(leaf)
-    return array.astype(np.float64) if _is_floating(array) else array
-
-
-def is_proper(distribution: Any) -> bool:
-    """Whether a posterior is proper, decided in float64 even where the rest of the program is in float32."""
-    with jax.enable_x64(True):
-        return bool(_jitted_is_proper(distribution))
-
-
-@eqx.filter_jit
-def _jitted_is_proper(distribution: Any) -> Any:
-    return distribution.is_proper
-
-
-def is_finite(tree: PyTree) -> bool:
-    """Whether no floating leaf holds a NaN or an infinity."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return all(np.isfinite(leaf).all() for leaf in leaves if _is_floating(leaf))
-
-
-def _is_floating(array: Any) -> bool:
-    return jax.numpy.issubdtype(array.dtype, jax.numpy.floating)  # numpy does not count bfloat16
+HALVINGS_ALONE = 10  # of the exponent of one reply by itself; one that is improper with the posterior still is refused
 
 
 def open_ledger(
@@ -170,6 +143,7 @@ class Change:
     rows: dict[str, PyTree]
     method: PyTree
     exponents: dict[str, float]
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def reason_to_refuse(server: ServerState, reply: Reply) -> str | None:
@@ -182,8 +156,36 @@ def reason_to_refuse(server: ServerState, reply: Reply) -> str | None:
     return None
 
 
-def receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]) -> tuple[ServerState, Outcome]:
-    """Merge what may be merged, refuse the rest; the server's half of one exchange."""
+def receive(
+    algorithm: Algorithm,
+    server: ServerState,
+    replies: Iterable[Reply],
+    problem_with: Callable[[PyTree], str | None] = lambda posterior: None,
+) -> tuple[ServerState, Outcome]:
+    """Merge what may be merged, refuse the rest; the server's half of one exchange.
+
+    Args:
+        algorithm: the method.
+        server: before.
+        replies: of some clients.
+        problem_with: why a posterior is one that clients would not answer, or None. Where the posterior of all replies
+            is one, those replies are refused that make it so by themselves, and the others are merged.
+    """
+    replies = list(replies)
+    received, outcome = _receive(algorithm, server, replies)
+    if problem_with(received.posterior) is None or problem_with(server.posterior) is not None:
+        return received, outcome
+    alone = {reply.client: _receive(algorithm, server, [reply])[0].posterior for reply in replies}
+    bad = {name: problem for name, posterior in alone.items() if (problem := problem_with(posterior)) is not None}
+    if not bad:
+        return received, outcome
+    server = count_refusals(algorithm, abandon(server, bad), bad)
+    received, outcome = _receive(algorithm, server, [reply for reply in replies if reply.client not in bad])
+    outcome.refused += [(name, f"with its change alone, {problem}") for name, problem in bad.items()]
+    return received, outcome
+
+
+def _receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]) -> tuple[ServerState, Outcome]:
     outcome, admitted = Outcome(), {}
     for reply in replies:
         reason = reason_to_refuse(server, reply)
@@ -191,7 +193,7 @@ def receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply])
             reason = "came twice in one batch"
         if reason is None and not is_finite(reply.answer.delta):
             reason = "its change holds a NaN or an infinity"
-            server = abandon(server, [reply.client])
+            server = count_refusals(algorithm, abandon(server, [reply.client]), [reply.client])
         if reason is None:
             answer = to_host(reply.answer) if algorithm.absorbs_in_double else jax.tree.map(np.asarray, reply.answer)
             admitted[reply.client] = replace(reply, answer=answer)
@@ -204,20 +206,40 @@ def receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply])
     records = {}
     for name, reply in admitted.items():
         exponent = change.exponents[name]
-        settled = Settlement(reply.sequence, exponent) if exponent > 0 else server.clients[name].settled
-        records[name] = replace(server.clients[name], waiting=None, settled=settled, report=_plain(reply.answer.report))
+        records[name] = replace(server.clients[name], waiting=None)
         if exponent > 0:
+            settled, report = Settlement(reply.sequence, exponent), _plain(reply.answer.report)
+            records[name] = replace(records[name], settled=settled, report=report, refusals=0)
             outcome.accepted[name] = exponent
         else:
-            outcome.refused.append((name, "no exponent makes its product with the rest proper"))
-    return replace(
+            reason = change.reasons.get(name, "no exponent makes its product with the rest proper")
+            outcome.refused.append((name, reason))
+    server = replace(
         server,
         version=server.version + 1,
         posterior=change.posterior,
         rows=change.rows,
         method=change.method,
         clients=server.clients | records,
-    ), outcome
+    )
+    return count_refusals(algorithm, server, admitted.keys() - outcome.accepted.keys()), outcome
+
+
+def count_refusals(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> ServerState:
+    """One more refused reply of each of these clients; the server's own rows are never set aside."""
+    clients = server.clients
+    counted = {
+        name: replace(clients[name], refusals=clients[name].refusals + 1)
+        for name in names
+        if name in clients and name not in algorithm.owned
+    }
+    return replace(server, clients=clients | counted) if counted else server
+
+
+def readmit(server: ServerState) -> ServerState:
+    """Ask those again that were set aside."""
+    again = {name: replace(server.clients[name], refusals=0) for name in server.clients.set_aside}
+    return replace(server, clients=server.clients | again) if again else server
 
 
 def _plain(report: Report) -> Report:
@@ -228,8 +250,10 @@ def _plain(report: Report) -> Report:
 def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
     """Row <- merge(row, delta, exponent) for each reply, and q <- rebuild(prior, rows).
 
-    The algorithm's damping proposes the exponents; they are halved together until the product is proper. One that was
-    improper already (under an improper prior, before enough clients have spoken) may stay so.
+    The algorithm's damping proposes the exponents. Where the product is improper, replies that make it so by themselves
+    are refused, and the exponents of the others are halved together until it is proper. This takes few halvings: with
+    M replies of which each is proper by itself, 1 / M of all exponents gives the geometric mean of M proper posteriors.
+    A posterior that was improper already (under an improper prior, before enough clients have spoken) may stay so.
     """
     residuals = dict(server.residuals) | {reply.client: float(reply.answer.report.residual) for reply in replies}
     with jax.enable_x64(True):
@@ -239,19 +263,54 @@ def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequ
             staleness=np.array([server.version - reply.version for reply in replies]),
         )
     exponents, method = to_host((exponents, method))
-    for _ in range(MAX_HALVINGS):
-        rows = dict(server.rows)
-        for reply, exponent in zip(replies, exponents, strict=True):
-            key = JOINT if server.held_by_clients else reply.client
-            rows[key] = algorithm.merge(rows[key], reply.answer.delta, exponent)
-        posterior = algorithm.rebuild(server.prior, list(rows.values()))
+    for halvings in range(MAX_HALVINGS):
+        rows, posterior = _merged(algorithm, server, replies, exponents)
         if is_proper(posterior) or not is_proper(server.posterior):
             break
+        if halvings == 0 and (bad := _improper_alone(algorithm, server, replies, exponents)):
+            return without(bad, server, replies, lambda others: absorb_into_rows(algorithm, server, others))
         exponents, method = exponents / 2, algorithm.damping.backed_off(method)
     else:
         rows, posterior, method, exponents = server.rows, server.posterior, server.method, np.zeros(len(replies))
     chosen = {reply.client: float(exponent) for reply, exponent in zip(replies, exponents, strict=True)}
     return Change(posterior, rows, method, chosen)
+
+
+def _merged(
+    algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply], exponents: Sequence[float] | np.ndarray
+) -> tuple[dict[str, PyTree], PyTree]:
+    """The rows with these replies, and the posterior of them."""
+    rows = dict(server.rows)
+    for reply, exponent in zip(replies, exponents, strict=True):
+        key = JOINT if server.held_by_clients else reply.client
+        rows[key] = algorithm.merge(rows[key], reply.answer.delta, exponent)
+    return rows, algorithm.rebuild(server.prior, list(rows.values()))
+
+
+def _improper_alone(
+    algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply], exponents: Sequence[float] | np.ndarray
+) -> dict[str, str]:
+    """Those whose reply makes the posterior improper by itself, with the reason.
+
+    A stale reply, or one of a method whose changes are no quotient of proper distributions, may need a smaller one.
+    """
+
+    def is_usable(reply: Reply, exponent: Any) -> bool:
+        halvings = algorithm.halvings_alone if reply.version == server.version else HALVINGS_ALONE
+        tries = (_merged(algorithm, server, [reply], [exponent / 2**k])[1] for k in range(halvings + 1))
+        return any(is_proper(posterior) for posterior in tries)
+
+    bad = [reply.client for reply, e in zip(replies, exponents, strict=True) if not is_usable(reply, e)]
+    return dict.fromkeys(bad, "its change alone makes the posterior improper")
+
+
+def without(
+    bad: dict[str, str], server: ServerState, replies: Sequence[Reply], absorb: Callable[[Sequence[Reply]], Change]
+) -> Change:
+    """What `absorb` makes of the replies without the bad ones, which are refused for the reasons given."""
+    others = [reply for reply in replies if reply.client not in bad]
+    change = absorb(others) if others else Change(server.posterior, server.rows, server.method, {})
+    return replace(change, exponents=change.exponents | dict.fromkeys(bad, 0.0), reasons=change.reasons | bad)
 
 
 def exchange_of(algorithm: CombiningAlgorithm, server: ServerState) -> PyTree:
@@ -273,12 +332,12 @@ def _jitted_combine(
     # here, and not before: answers of millions of weights would be copied together, and in double
     if isinstance(answers, tuple):
         answers = jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *answers)
-    double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if _is_floating(leaf) else leaf, answers)
+    double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if is_floating(leaf) else leaf, answers)
     return algorithm.combine(posterior, method, exchange, double, share)
 
 
 def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
-    """The next posterior of all these replies, in float64; where it is not finite, none of them is used."""
+    """The next posterior of all these replies, in float64; those that make it infinite by themselves are refused."""
     answers: Any = tuple(reply.answer for reply in replies)
     if sum(np.size(leaf) for leaf in jax.tree.leaves(answers[0])) < LARGE:
         answers = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
@@ -288,6 +347,12 @@ def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies:
         combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, answers, share)
     posterior, method = to_host(combined)
     usable = is_finite((posterior, method))
+    if not usable and len(replies) > 1:
+        alone = {reply.client: absorb_together(algorithm, server, [reply]).exponents for reply in replies}
+        bad = [name for name, exponents in alone.items() if not exponents[name]]
+        bad = dict.fromkeys(bad, "its change alone makes the posterior infinite")
+        if bad:
+            return without(bad, server, replies, lambda others: absorb_together(algorithm, server, others))
     if not usable:
         posterior, method = server.posterior, server.method
     return Change(posterior, server.rows, method, {reply.client: float(usable) for reply in replies})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from jaxtyping import PyTree
 
 from cavity import federation, running, wire
 from cavity.data.clients import prepare_clients, unit_labels
-from cavity.errors import CavityError
+from cavity.errors import CavityError, CheckpointError
 from cavity.federation import Observer, Stopping
 from cavity.fit import Fit
-from cavity.interfaces import ClientSource, Schedule
+from cavity.interfaces import Algorithm, ClientSource, Encoding, Schedule
 from cavity.progress import Watcher
 from cavity.schedules import Synchronous
+from cavity.state import ClientState, ServerState
 from cavity.store.directory import CHECKPOINT, RunDirectory
 
 __all__ = ["Fit", "load", "resume", "run"]
@@ -48,7 +50,8 @@ def run(
             `ClientSource`.
         schedule: who works when; None is everybody at once.
         rounds: at the latest after so many rounds; None takes as many as the method plans, 100 for most.
-        tolerance: or when no client's data pull the posterior by more than this, KL(tilted : posterior) in nats.
+        tolerance: or when no client's data pull the posterior by more than this, KL(tilted : posterior) in nats. SFVI
+            and SFVI-Avg end when the bound and the posterior have settled. 0 never ends a run early.
         seed: of all randomness.
         held_by_clients: let each client keep its own factor, and the server only their product.
         metrics: name -> function of the posterior, evaluated after each round for the history.
@@ -157,12 +160,54 @@ def load(
     if schedule is not None:
         types |= wire.types_in(schedule.init(()))
     saved, history = RunDirectory(directory).read(types, name)
+    if not _is_saved_fit(saved):
+        raise CheckpointError(f"{path}: it does not hold a fit; check the path, or delete it and start the run anew")
     algorithm = saved["algorithm"] if algorithm is None else algorithm
     schedule = saved["schedule"] if schedule is None else schedule
     if algorithm is None or schedule is None:
-        raise CavityError(f"{path}: it holds parts from outside Cavity; give `algorithm=` and `schedule=` again")
+        raise CheckpointError(f"{path}: it holds parts from outside Cavity; give `algorithm=` and `schedule=` again")
+    _check_encoding(path, algorithm)
     data = clients
     if isinstance(clients, Mapping):
         data = prepare_clients(algorithm.model, clients)
     labels = unit_labels(algorithm.model, clients)
-    return Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"], labels)
+    fit = Fit(algorithm, saved["server"], history, saved["stopped"], schedule, data, saved["clients"], labels)
+    return replace(fit, closing=saved.get("closing"))
+
+
+def _is_saved_fit(saved: Any) -> bool:
+    """Whether this is what `running.saved` makes; of the parts themselves `cavity.wire` has checked the fields."""
+    kinds = {
+        "server": ServerState,
+        "clients": dict,
+        "stopped": str,
+        "algorithm": (Algorithm, type(None)),
+        "schedule": (Schedule, type(None)),
+    }
+    return (
+        isinstance(saved, dict)
+        and saved.keys() - {"closing"} == kinds.keys()
+        and _is_closing(saved.get("closing"))
+        and all(isinstance(saved[key], kind) for key, kind in kinds.items())
+        and all(isinstance(state, ClientState) for state in saved["clients"].values())
+        and saved["server"].clients.told.keys() <= set(saved["server"].names)
+    )
+
+
+def _is_closing(closing: Any) -> bool:
+    """Whether this is a version with the evidence at it, or nothing."""
+    pair = isinstance(closing, tuple) and tuple(map(type, closing)) == (int, float)
+    return closing is None or pair
+
+
+def _check_encoding(path: Path, algorithm: Any) -> None:
+    """A formula from a file is held to the rules that one from a study is."""
+    encoding = getattr(getattr(algorithm, "model", None), "encoding", None)
+    if encoding is None:
+        return
+    if not isinstance(encoding, Encoding):
+        raise CheckpointError(f"{path}: its encoding is a {type(encoding).__name__}")
+    try:
+        encoding.check()
+    except CavityError as error:
+        raise CheckpointError(f"{path}: {error}") from None

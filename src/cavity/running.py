@@ -91,7 +91,8 @@ def _engine(fit: Any, visit_seconds: Mapping[str, float] | None, chunk: int | No
 
 def scouted(algorithm: Algorithm, clients: Any, seed: int) -> tuple[Algorithm, int]:
     """The method at the start that its scout finds, and how many rounds that took; in double precision."""
-    scout: Any = algorithm.scout
+    with jax.enable_x64(True):
+        scout: Any = algorithm.scout
     if scout is None or isinstance(clients, ClientSource):
         return algorithm, 0
     with jax.enable_x64(True):
@@ -132,7 +133,7 @@ def go_on(
 
     def checkpoint(server: ServerState, history: list[Record]) -> None:
         if directory is not None:
-            stopped = stopping.reason(history) or "rounds"
+            stopped = stopping.reason(history, fit.algorithm.settled(server.method)) or "rounds"
             RunDirectory(directory).write(saved(finished(server, history, stopped)), history)
 
     try:
@@ -158,6 +159,7 @@ def saved(fit: Any) -> dict[str, PyTree]:
         "server": fit.server,
         "clients": dict(fit.client_states or {}),
         "stopped": fit.stopped,
+        "closing": fit.closing,
         "algorithm": _if_writable(fit.algorithm),
         "schedule": _if_writable(fit.schedule),
     }

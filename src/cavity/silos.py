@@ -7,7 +7,7 @@ is the density that the bound was fitted with, closer to the posterior than q(Z_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,9 +22,6 @@ from cavity.interfaces import Data, LatentModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 from cavity.summary import Summary, summarise_draws
 
-if TYPE_CHECKING:
-    import arviz
-
 SUMMARY_DRAWS = 10_000
 
 
@@ -37,11 +34,17 @@ def global_draws(model: LatentModel, shared: Any, num_draws: int, seed: int = 0)
         return z, jax.vmap(lambda z: model.constrain(shared.theta, z))(z)
 
 
-def as_arviz(draws: PyTree) -> arviz.InferenceData:
-    """Draws by name, with the draws as leading axis, as ArviZ inference data."""
+def as_arviz(draws: PyTree) -> Any:
+    """Draws by name, with the draws as leading axis: `InferenceData` of ArviZ 0.x, a `DataTree` of ArviZ 1.x.
+
+    Both have them as `.posterior[name]`. A tree's names cannot hold a slash: there it becomes a bar, as in `a|b`.
+    """
     import arviz
 
-    return arviz.from_dict({name: np.asarray(values)[None] for name, values in draws.items()})
+    chains = {name: np.asarray(values)[None] for name, values in draws.items()}
+    if int(arviz.__version__.split(".")[0]) < 1:
+        return arviz.from_dict(posterior=chains)
+    return arviz.from_dict({"posterior": {name.replace("/", "|"): values for name, values in chains.items()}})
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class SiloPosterior:
                 columns += list(flat[:, u].T)
         return summarise_draws(np.stack(columns, axis=1), tuple(names), level, (f"silo {self.name!r}",))
 
-    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> arviz.InferenceData:
+    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> Any:
         """Draws of the local latents as ArviZ inference data."""
         return as_arviz(self.draws(num_draws, seed))
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 T = TypeVar("T")
+MAX_REFUSALS = 20  # replies of one client in a row that are refused; then it is set aside
 
 
 class Record:
@@ -150,12 +151,14 @@ class ClientRecord(Record):
         waiting: the version of the message that is outstanding, or None.
         settled: its last accepted reply.
         report: the report that came with it.
+        refusals: how many of its replies were refused since.
     """
 
     sequence: int = 0
     waiting: int | None = None
     settled: Settlement = Settlement()
     report: Report | None = None
+    refusals: int = 0
 
 
 @jax.tree_util.register_dataclass
@@ -226,13 +229,18 @@ class Clients(Record, Mapping[str, ClientRecord]):
         """Those with a message outstanding."""
         return tuple(name for name, record in self.told.items() if record.waiting is not None)
 
+    @property
+    def set_aside(self) -> tuple[str, ...]:
+        """Those that are asked no more, since too many of their replies in a row were refused."""
+        return tuple(name for name, record in self.told.items() if record.refusals >= MAX_REFUSALS)
+
 
 NEW_CLIENT = ClientRecord()
 
 
 @dataclass(frozen=True)
 class Residuals(Mapping[str, float]):
-    """The last residual of each client, looked up when asked for; infinite before its first reply."""
+    """The last residual of each client that is not set aside; infinite before its first reply."""
 
     clients: Clients
 
@@ -241,17 +249,23 @@ class Residuals(Mapping[str, float]):
         return float("inf") if report is None else float(report.residual)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.clients)
+        return iter(active(self.clients))
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.clients) - len(self.clients.set_aside)
 
     @property
     def largest(self) -> float:
         """Of all clients; a NaN counts, which max() would overlook."""
         if len(self.clients.told) < len(self.clients):
             return float("inf")
-        return float(np.max(list(self.values())))
+        return float(np.max(list(self.values()))) if len(self) else float("inf")
+
+
+def active(clients: Clients) -> tuple[str, ...]:
+    """The members that are not set aside, in order."""
+    aside = set(clients.set_aside)
+    return tuple(name for name in clients.roster.names if name not in aside) if aside else clients.roster.names
 
 
 @record
@@ -287,6 +301,11 @@ class ServerState(Record):
         return self.clients.roster.names
 
     @property
+    def active(self) -> tuple[str, ...]:
+        """The members that are not set aside."""
+        return active(self.clients)
+
+    @property
     def idle(self) -> tuple[str, ...]:
         """The clients with no message outstanding."""
         waiting = set(self.clients.waiting)
@@ -294,5 +313,5 @@ class ServerState(Record):
 
     @property
     def residuals(self) -> Residuals:
-        """The last residual of each client; infinite before its first reply."""
+        """The last residual of each client that is not set aside; infinite before its first reply."""
         return Residuals(self.clients)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from cavity import diagnostics
 from cavity.distributions.gaussian import Gaussian
-from cavity.errors import ImproperError
+from cavity.errors import ImproperError, printable
 from cavity.ledger import is_proper
 
 if TYPE_CHECKING:
@@ -32,6 +33,26 @@ class Estimate:
     sd: float
     lower: float
     upper: float
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Mean and covariance of all parameters in the units of the data, in the model's order; float64.
+
+    Attributes:
+        names: one per parameter.
+        mean: posterior means.
+        covariance: the posterior covariance.
+    """
+
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " d"]
+    covariance: Float[np.ndarray, "d d"]
+
+    @property
+    def sd(self) -> Float[np.ndarray, " d"]:
+        """Posterior standard deviations."""
+        return np.sqrt(np.diagonal(self.covariance))
 
 
 @dataclass(frozen=True)
@@ -63,13 +84,14 @@ class Summary:
         return len(self.estimates)
 
     def __str__(self) -> str:
-        width = max([len("parameter"), *(len(estimate.name) for estimate in self.estimates)])
+        names = [printable(estimate.name) for estimate in self.estimates]  # a file's, perhaps
+        width = max([len("parameter"), *map(len, names)])
         tail = f"{(1 - self.level) / 2:.1%}"
         head = f"{'parameter':<{width}}  {'mean':>10}  {'sd':>10}  {tail:>10}  {f'{(1 + self.level) / 2:.1%}':>10}"
         lines = [head]
-        for e in self.estimates:
+        for name, e in zip(names, self.estimates, strict=True):
             numbers = "  ".join(f"{value:>10.4g}" for value in (e.mean, e.sd, e.lower, e.upper))
-            lines.append(f"{e.name:<{width}}  {numbers}")
+            lines.append(f"{name:<{width}}  {numbers}")
         return "\n".join([*lines, *(f"note: {remark}" for remark in (*self.remarks, *self.checks()))])
 
     def to_frame(self) -> pandas.DataFrame:
@@ -81,9 +103,18 @@ class Summary:
 
 
 def summarise(
-    posterior: Any, prior: Any, names: tuple[str, ...], level: float = 0.9, remarks: tuple[str, ...] = ()
+    posterior: Any,
+    prior: Any,
+    names: tuple[str, ...],
+    level: float = 0.9,
+    remarks: tuple[str, ...] = (),
+    *,
+    moments: Callable[[Any], tuple[np.ndarray, np.ndarray]] = diagnostics.moments,
 ) -> Summary:
-    """The summary of a posterior; with a prior, remarks on parameters where it and the data disagree are added."""
+    """The summary of a posterior; with a prior, remarks on parameters where it and the data disagree are added.
+
+    `moments` gives mean and sd of each parameter, in the units to be shown.
+    """
     if not 0 < level < 1:
         raise ValueError(f"level is a probability between 0 and 1, not {level}")
     if not is_proper(posterior):
@@ -91,9 +122,9 @@ def summarise(
             "the posterior is improper: so is the prior, and the clients who replied do not tell every parameter; "
             "let more of them reply, or give a proper prior"
         )
-    mean, sd = diagnostics.moments(posterior)
+    mean, sd = moments(posterior)
     lower, upper = _interval(posterior, mean, sd, level)
-    prior_mean, prior_sd = (mean, sd) if prior is None else diagnostics.moments(prior)
+    prior_mean, prior_sd = (mean, sd) if prior is None else moments(prior)
     far = np.abs(mean - prior_mean) > PRIOR_CONFLICT * prior_sd
     if far.any():
         which = ", ".join(name for name, is_far in zip(names, far, strict=True) if is_far)

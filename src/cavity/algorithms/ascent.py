@@ -63,12 +63,15 @@ class Ascent(eqx.Module):
         return AscentState(jnp.asarray(0, jnp.int32), tuple(jax.tree.leaves(state)))
 
     def step(
-        self, parameters: PyTree, state: AscentState, gradient: PyTree, axes: Axes | None = None
+        self, parameters: PyTree, state: AscentState, gradient: PyTree, axes: Axes | None = None, scale: Any = 1.0
     ) -> tuple[PyTree, AscentState]:
-        """The parameters after one step up the gradient, in the precision of the parameters; along `axes` if given."""
+        """The parameters after one step up the gradient, in the precision of the parameters; along `axes` if given.
+
+        `scale` multiplies the step size.
+        """
         gradient = gradient if axes is None else axes.along(gradient)
         dtype = jnp.result_type(*jax.tree.leaves(parameters))
-        size = self.step_size
+        size = self.step_size * scale
         if self.num_steps is not None:
             done = jnp.minimum(jnp.asarray(state.count) / self.num_steps, 1.0)
             size = size * 0.5 * (1.0 + jnp.cos(jnp.pi * done))

@@ -28,11 +28,23 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Data, Divergence, Loss, Model, MultipleOfKL, Problem, RowAlgorithm, Solution, Solver
+from cavity.interfaces import (
+    Data,
+    Divergence,
+    Loss,
+    Model,
+    MultipleOfKL,
+    Problem,
+    ReportedModel,
+    RowAlgorithm,
+    Solution,
+    Solver,
+)
 from cavity.state import Answer, Brief, Report
-from cavity.taken_out import TakenOut
+from cavity.taken_out import OwnFactor, TakenOut
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
+HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
 def is_improper(prior: Any) -> bool:
@@ -90,6 +102,12 @@ class FactorAlgorithm(RowAlgorithm):
         return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
 
     @property
+    def halvings_alone(self) -> int:
+        """Posterior times delta is the tilted distribution, which is proper but for rounding: hardly any."""
+        plain = isinstance(self.taken_out, OwnFactor) and not self._keeps_cavity_proper
+        return HALVINGS_OF_TILTED if plain else super().halvings_alone
+
+    @property
     def _keeps_cavity_proper(self) -> bool:
         return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
 
@@ -116,7 +134,16 @@ class FactorAlgorithm(RowAlgorithm):
         divergence, expected = self.divergence, solution.expected_loss
         if not (self._stands_for_density(problem.loss) and isinstance(divergence, MultipleOfKL)):
             return jnp.full_like(expected, jnp.nan)
-        return -expected / jnp.asarray(divergence.weight, expected.dtype) - brief.posterior.cross(brief.row)
+        found = -expected / jnp.asarray(divergence.weight, expected.dtype) - brief.posterior.cross(brief.row)
+        return found - self.log_units(problem.data)
+
+    def log_units(self, data: Data) -> Any:
+        """What the log likelihood of these rows is too large by, where the model computes in units of its own."""
+        if not isinstance(self.model, ReportedModel) or self.likelihood_power is None:
+            return 0.0
+        weight = jnp.asarray(data.weight)
+        power = jnp.asarray(self.likelihood_power, weight.dtype)
+        return power * self.model.log_outcome_scale * jnp.sum(weight)
 
     def _stands_for_density(self, seen: Loss) -> bool:
         """Whether a fixed point is the closest member to prior * exp(-sum of losses / weight), in KL(q : . ).
@@ -143,8 +170,8 @@ class FactorAlgorithm(RowAlgorithm):
                 "one density that the posterior stands for, so that it has no importance weights; they are for losses "
                 "that do not look at the cavity, multiples of KL at the clients and KL at the server"
             )
-        losses = self.loss(self.model, theta, data.batch)
-        return -(jnp.asarray(data.weight) @ losses) / jnp.asarray(divergence.weight, losses.dtype)
+        loss = self.loss.total(self.model, theta, data)
+        return -loss / jnp.asarray(divergence.weight, loss.dtype) - self.log_units(data)
 
     def merge(self, row: Any, delta: Any, exponent: Any) -> Any:
         return row * delta**exponent

@@ -130,6 +130,10 @@ class FedEP(FactorAlgorithm):
     def in_blocks(self) -> bool:
         return self.server_optimiser is None
 
+    @property
+    def halvings_alone(self) -> int:
+        return super().halvings_alone if self.optimiser is None else ledger.HALVINGS_ALONE
+
     def empty_row(self) -> Row:
         return self.row_of(self.prior**0.0)
 
@@ -166,15 +170,13 @@ class FedEP(FactorAlgorithm):
         rows = dict(server.rows)
         for reply in replies:
             rows[reply.client] = self.merge(rows[reply.client], reply.answer.delta, 1.0)
-        mean = product([reply.answer.delta for reply in replies]) ** (1.0 / len(replies))
-        moved, memory = _step(self.server_optimiser, server.posterior, server.method.memory, mean)
-        exponent, posterior = 1.0, moved
-        for _ in range(ledger.MAX_HALVINGS):
-            if ledger.is_proper(posterior):
-                break
-            exponent /= 2
-            posterior = server.posterior * (moved / server.posterior) ** exponent
-        else:
+        posterior, memory, exponent = self._moved(server, replies, ledger.MAX_HALVINGS)
+        if exponent < 1 and len(replies) > 1:
+            bad = [reply.client for reply in replies if not self._moved(server, [reply], ledger.HALVINGS_ALONE)[2]]
+            if bad:
+                reasons = dict.fromkeys(bad, "its change alone makes the posterior improper")
+                return ledger.without(reasons, server, replies, lambda others: self.absorb(server, others))
+        if not exponent:
             refused = dict.fromkeys((reply.client for reply in replies), 0.0)
             return ledger.Change(server.posterior, server.rows, server.method, refused)
         rows.pop(REMAINDER, None)
@@ -182,6 +184,18 @@ class FedEP(FactorAlgorithm):
         rows[REMAINDER] = Row(rest, ())
         exponents = dict.fromkeys((reply.client for reply in replies), exponent)
         return ledger.Change(posterior, rows, Servers(server.method.damping, memory), exponents)
+
+    def _moved(self, server: ServerState, replies: Sequence[Reply], halvings: int) -> tuple[Any, Any, float]:
+        """The server's step, halved until it is proper: where it ends, its memory, and the share taken; else 0."""
+        mean = product([reply.answer.delta for reply in replies]) ** (1.0 / len(replies))
+        moved, memory = _step(self.server_optimiser, server.posterior, server.method.memory, mean)  # pyright: ignore[reportArgumentType]
+        exponent, posterior = 1.0, moved
+        for _ in range(halvings):
+            if ledger.is_proper(posterior):
+                return posterior, memory, exponent
+            exponent /= 2
+            posterior = server.posterior * (moved / server.posterior) ** exponent
+        return server.posterior, memory, 0.0
 
     def taking_over(
         self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float

@@ -11,6 +11,8 @@
 One exchange is one gradient. A silo's step on its own latents is committed together with its reply, so a repeated
 message takes no second step. With only some silos in a round, their sum is divided by their share of all: right on
 average, since they are drawn at random.
+
+When it ends is not in the paper: `settling` has the rule.
 """
 
 from __future__ import annotations
@@ -27,18 +29,31 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
+from cavity.algorithms.settling import Settling, Watch
 from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import LocalGaussian
 from cavity.interfaces import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
 from cavity.state import Answer, Brief, Report
 
+MAX_STEPS = 20_000  # exchanges, where the method ends by itself
+BLOCK = 50  # exchanges that then run as one program
+FIRST_BATCH, NUM_BATCHES = 20, 16  # exchanges, of the first judgement
+
 
 class Learner(eqx.Module):
-    """The server's own state: its optimiser's, the last estimate of the bound, and along what the optimiser climbs."""
+    """The server's own state.
+
+    Attributes:
+        ascent: that of its optimiser.
+        bound: its last estimate.
+        watch: what is known of its trend.
+        axes: along what the optimiser climbs.
+    """
 
     ascent: AscentState
     bound: Float[Any, ""]
+    watch: Watch
     axes: GlobalAxes | None = None
 
 
@@ -75,26 +90,35 @@ class SFVI(CombiningAlgorithm):
         model: such as `numpyro_model(...)`.
         structured: family and estimator.
         ascent: the server's optimiser, and that of each silo on its own latents.
-        num_steps: exchanges in all.
+        settling: when it ends.
     """
 
     model: LatentModel
     structured: StructuredInference
     ascent: Ascent
     solver: Solver
-    num_steps: int = eqx.field(static=True)
+    settling: Settling
 
     def __init__(
         self,
         model: LatentModel,
         *,
-        num_steps: int = 20_000,
+        num_steps: int | None = None,
         step_size: float = 0.02,
         optimiser: Callable[[Any], Any] | None = None,
         decay: bool = True,
         **options: Any,
     ):
-        """`num_steps` exchanges in all; `options` are those of `structured_inference`."""
+        """The parts.
+
+        Args:
+            model: the model.
+            num_steps: exchanges in all; None ends when the bound and the posterior have settled, after 20,000 at most.
+            step_size: of the optimiser.
+            optimiser: from a step size to an optax transformation; None is Adam.
+            decay: whether the step size falls over `num_steps`.
+            options: those of `structured_inference`.
+        """
         if optimiser is None:
             import optax
 
@@ -103,7 +127,9 @@ class SFVI(CombiningAlgorithm):
         self.structured = structured_inference(model, **options)
         self.ascent = Ascent(optimiser, step_size, num_steps if decay else None)
         self.solver = OneGradient(self.structured)
-        self.num_steps = num_steps
+        by_itself = num_steps is None
+        planned = MAX_STEPS if num_steps is None else num_steps
+        self.settling = Settling(planned, FIRST_BATCH, NUM_BATCHES, by_itself, decay, BLOCK)
 
     @property
     def prior(self) -> Globals:
@@ -111,7 +137,17 @@ class SFVI(CombiningAlgorithm):
 
     @property
     def planned_rounds(self) -> int:
-        return self.num_steps
+        return self.settling.planned
+
+    @property
+    def planned_block(self) -> int:
+        return BLOCK if self.settling.by_itself else super().planned_block
+
+    def settled(self, method: Learner) -> bool:
+        return bool(method.watch.settled)
+
+    def convergence(self, posterior: Globals, method: Learner) -> str:
+        return self.settling.remark(method.watch, posterior.q, "step", 100)
 
     @property
     def scout(self) -> Algorithm | None:
@@ -144,18 +180,18 @@ class SFVI(CombiningAlgorithm):
         return self._learner(self.prior)
 
     def _learner(self, shared: Globals) -> Learner:
-        state = Learner(self.ascent.init(shared), jnp.asarray(jnp.nan, float), self.structured.axes(shared.q))
-        return jax.tree.map(np.asarray, state)
+        bound, watch = jnp.asarray(jnp.nan, float), self.settling.init(shared.q)
+        return jax.tree.map(np.asarray, Learner(self.ascent.init(shared), bound, watch, self.structured.axes(shared.q)))
 
-    def exchange(self, seed: Any, version: Any, method: PyTree) -> Exchange:
-        return self.structured.exchange(seed, version)
+    def exchange(self, seed: Any, version: Any, method: Learner) -> Exchange:
+        return self.structured.exchange(seed, version, self.settling.scale(method.watch))
 
     def problem(self, brief: Brief, local: Own, data: Data) -> Silo:
         return Silo(brief.posterior, local, brief.shared, data)
 
     def answer(self, brief: Brief, local: Own, problem: Silo, solution: Any) -> tuple[Answer, Own]:
         bound, gradient, own_gradient = solution
-        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes)
+        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes, brief.shared.scale)
         nothing = jnp.full_like(bound, jnp.nan)
         report = Report(residual=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
         return Answer(gradient, report), Own(q, ascent, local.axes)
@@ -166,8 +202,9 @@ class SFVI(CombiningAlgorithm):
         own = server_gradient(self.model, posterior, exchange.noise)
         theirs = (answers.report.free_energy, answers.delta)
         bound, gradient = jax.tree.map(lambda mine, them: mine + jnp.sum(them, axis=0) / share, own, theirs)
-        moved, ascent = self.ascent.step(posterior, method.ascent, gradient, method.axes)
-        return moved, Learner(ascent, jnp.asarray(bound, jnp.asarray(method.bound).dtype), method.axes)
+        moved, ascent = self.ascent.step(posterior, method.ascent, gradient, method.axes, exchange.scale)
+        bound = jnp.asarray(bound, jnp.asarray(method.bound).dtype)
+        return moved, Learner(ascent, bound, self.settling.seen(method.watch, moved.q, bound), method.axes)
 
     def bound(self, method: Learner) -> Any:
         return method.bound

@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
+from cavity.algorithms.settling import Settling, Watch
 from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
@@ -53,18 +54,30 @@ class Kept(eqx.Module):
     optimiser: tuple[Any, ...] = ()
 
 
-class Averages(eqx.Module):
-    """The server's own state: rounds so far, and the last estimate of the bound (the mean of the silos')."""
+MAX_ROUNDS = 50  # where the method ends by itself
+NUM_BATCHES = 8  # rounds, for the first judgement
 
-    count: Int[Any, ""]
+
+class Averages(eqx.Module):
+    """The server's own state: the last estimate of the bound (the mean of the silos'), and its trend."""
+
     bound: Float[Any, ""]
+    watch: Watch
+
+
+class Round(eqx.Module):
+    """What everybody is told in one round: its number, and the scale of its step sizes."""
+
+    version: UInt32[Any, ""]
+    scale: Float[Any, ""]
 
 
 class Task(eqx.Module):
-    """A silo's side of one round: where it starts, with its data, and along what it climbs."""
+    """A silo's side of one round: where it starts, with its data, along what it climbs, and the scale of its steps."""
 
     start: Silo
     axes: AllAxes | None
+    scale: Float[Array, ""]
 
 
 class Alone(eqx.Module):
@@ -118,7 +131,7 @@ class LocalAscent(Solver):
         dtype = state.shared.q.mean.dtype
         scale = (self.total / size).astype(dtype)
         noise = jax.random.normal(noise_key, (structured.num_draws, state.shared.q.noise_size), dtype)
-        told = Exchange(noise, jax.random.key_data(unit_key))
+        told = Exchange(noise, jax.random.key_data(unit_key), problem.scale)
         now = Silo(state.shared, Own(state.q, state.ascent), told, problem.start.data)
         inner = scale if self.as_printed else None
         silo_bound, silo_part, local_part = structured.gradient(silo_key, now, joint_scale=inner)
@@ -126,7 +139,8 @@ class LocalAscent(Solver):
         server_bound, server_part = server_gradient(structured.model, state.shared, noise)
         shared_gradient = jax.tree.map(lambda mine, ours: mine + outer * ours, server_part, silo_part)
         gradient = (shared_gradient, jax.tree.map(lambda leaf: outer * leaf, local_part))
-        (shared, q), ascent = self.ascent.step((state.shared, state.q), state.ascent, gradient, problem.axes)
+        here = (state.shared, state.q)
+        (shared, q), ascent = self.ascent.step(here, state.ascent, gradient, problem.axes, problem.scale)
         return Alone(shared, q, ascent, server_bound + outer * silo_bound, state.steps + 1)
 
     def _size(self, data: Data) -> Array:
@@ -150,7 +164,7 @@ class SFVIAvg(CombiningAlgorithm):
         solver: the silo's climb.
         ascent: its optimiser.
         local_steps: m.
-        num_rounds: how many are planned.
+        settling: when it ends.
         keeps_optimiser: whether its state lasts from round to round.
     """
 
@@ -159,7 +173,7 @@ class SFVIAvg(CombiningAlgorithm):
     solver: Solver
     ascent: Ascent
     local_steps: Int[Array, ""]
-    num_rounds: int = eqx.field(static=True)
+    settling: Settling
     keeps_optimiser: bool = eqx.field(static=True)
 
     def __init__(
@@ -167,7 +181,7 @@ class SFVIAvg(CombiningAlgorithm):
         model: LatentModel,
         *,
         total: int,
-        num_rounds: int = 50,
+        num_rounds: int | None = None,
         local_steps: int = 1000,
         step_size: float = 0.02,
         optimiser: Callable[[Any], Any] | None = None,
@@ -181,7 +195,8 @@ class SFVIAvg(CombiningAlgorithm):
         Args:
             model: the model.
             total: N, how many units (rows, for a model without local latents) all silos have together.
-            num_rounds: how many are planned; the step size falls to nothing over all their steps.
+            num_rounds: in all; the step size falls to nothing over all their steps. None ends when the bound and the
+                posterior have settled, after 50 rounds at most.
             local_steps: m.
             step_size: of the optimiser.
             optimiser: from a step size to an optax transformation; None is Adam.
@@ -202,9 +217,11 @@ class SFVIAvg(CombiningAlgorithm):
         self.structured = structured_inference(model, **options)
         if not isinstance(self.structured.start.q, (MeanFieldGlobal, DenseGlobal)):
             raise CavityError("SFVI-Avg averages dense and mean-field families; a barycentre would leave any other")
-        self.local_steps, self.num_rounds = as_count(local_steps), num_rounds
-        self.keeps_optimiser = keeps_optimiser
-        self.ascent = Ascent(optimiser, step_size, num_rounds * local_steps if decay else None)
+        self.local_steps, self.keeps_optimiser = as_count(local_steps), keeps_optimiser
+        planned = MAX_ROUNDS if num_rounds is None else num_rounds
+        self.settling = Settling(planned, 1, NUM_BATCHES, num_rounds is None, decay)
+        falls = decay and num_rounds is not None
+        self.ascent = Ascent(optimiser, step_size, planned * local_steps if falls else None)
         self.solver = LocalAscent(self.structured, self.ascent, local_steps, total, as_printed)
 
     @property
@@ -213,7 +230,17 @@ class SFVIAvg(CombiningAlgorithm):
 
     @property
     def planned_rounds(self) -> int:
-        return self.num_rounds
+        return self.settling.planned
+
+    @property
+    def planned_block(self) -> int:
+        return 1 if self.settling.by_itself else super().planned_block
+
+    def settled(self, method: Averages) -> bool:
+        return bool(method.watch.settled)
+
+    def convergence(self, posterior: Globals, method: Averages) -> str:
+        return self.settling.remark(method.watch, posterior.q, "round", 1)
 
     @property
     def scout(self) -> Algorithm | None:
@@ -235,7 +262,7 @@ class SFVIAvg(CombiningAlgorithm):
 
     def adopt_globals(self, shared: Globals) -> Averages:
         """The server's own state that goes on from here."""
-        return self.initial_method(0)
+        return Averages(np.asarray(np.nan), self.settling.init(shared.q))
 
     def resized(self, local: Kept, num_units: int) -> Kept:
         axes = local.axes and AllAxes(local.axes.shared, resized(local.axes.own, num_units))
@@ -245,18 +272,19 @@ class SFVIAvg(CombiningAlgorithm):
         return Kept(q, local.centre, axes, optimiser)
 
     def initial_method(self, num_clients: int) -> Averages:
-        return Averages(np.asarray(0, np.int32), np.asarray(np.nan))
+        return self.adopt_globals(self.prior)
 
-    def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
-        return jnp.asarray(version, jnp.uint32)
+    def exchange(self, seed: Any, version: Any, method: Averages) -> Round:
+        return Round(jnp.asarray(version, jnp.uint32), self.settling.scale(method.watch))
 
     def problem(self, brief: Brief, local: Kept, data: Data) -> Task:
         # the same density around the new mean
         q = local.q.recentred(brief.posterior.q.mean - local.centre)
-        steps_before = jnp.asarray(brief.shared, jnp.int32) * self.local_steps.astype(jnp.int32)
+        steps_before = jnp.asarray(brief.shared.version, jnp.int32) * self.local_steps.astype(jnp.int32)
         own = Own(q, AscentState(steps_before, local.optimiser))
-        nothing = Exchange(jnp.zeros((0, 0), q.mean.dtype), jnp.zeros(2, jnp.uint32))
-        return Task(Silo(brief.posterior, own, nothing, data), local.axes)
+        scale = jnp.asarray(brief.shared.scale)
+        nothing = Exchange(jnp.zeros((0, 0), q.mean.dtype), jnp.zeros(2, jnp.uint32), scale)
+        return Task(Silo(brief.posterior, own, nothing, data), local.axes, scale)
 
     def answer(self, brief: Brief, local: Kept, problem: Task, solution: Alone) -> tuple[Answer, Kept]:
         nothing = jnp.full_like(solution.bound, jnp.nan)
@@ -269,10 +297,9 @@ class SFVIAvg(CombiningAlgorithm):
     ) -> tuple[Globals, Averages]:
         theirs = answers.delta
         theta = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), theirs.theta)
-        bound = jnp.mean(answers.report.free_energy)
-        counted = Averages(jnp.asarray(method.count) + 1, jnp.asarray(bound, jnp.asarray(method.bound).dtype))
-        units = posterior.q if self.structured.scouts else None
-        return Globals(barycentre(theirs.q, units), theta), counted
+        bound = jnp.asarray(jnp.mean(answers.report.free_energy), jnp.asarray(method.bound).dtype)
+        q = barycentre(theirs.q, posterior.q if self.structured.scouts else None)
+        return Globals(q, theta), Averages(bound, self.settling.seen(method.watch, q, bound))
 
     def bound(self, method: Averages) -> Any:
         return method.bound

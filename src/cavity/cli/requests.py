@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cavity.errors import CavityError
+from cavity.errors import CavityError, printable
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")]
 Output = Annotated[Path | None, typer.Option(help="The run's folder; by default runs/ID of the study.")]
@@ -26,10 +26,10 @@ def status(file: StudyFile, output: Output = None) -> None:
     if not is_running(folder) and state in ("waiting", "running"):
         state = "not running; start it again to go on"
     typer.echo(f"{seen['study']}: {state}")
-    for key in ("line", "round", "residual", "connected", "time"):
+    for key in ("line", "round", "residual", "connected", "missing", "time"):
         if seen.get(key) not in (None, []):
             value = seen[key]
-            typer.echo(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+            typer.echo(f"{key}: {printable(', '.join(value) if isinstance(value, list) else str(value), 2000)}")
 
 
 def stop(file: StudyFile, output: Output = None) -> None:
@@ -75,13 +75,14 @@ def leave(
 
     Example: `cavity leave study.toml --name leeds`
     """
+    from cavity.store.private import private_file
     from cavity.study.folders import LEAVE, is_running
     from cavity.study.reading import read_study
 
     folder = Path("sites") / read_study(file).id / name if output is None else output
     if not folder.is_dir():
         raise CavityError(f"{folder}: no client has run here; give its folder with --output")
-    (folder / LEAVE).touch()
+    open(folder / LEAVE, "a", opener=private_file).close()
     hint = "" if is_running(folder) else "; start `cavity client` for this, or ask the server to withdraw you"
     typer.echo(f"{name} asks to be withdrawn with its next answer{hint}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavity.cli.session import start_jax
+from cavity.cli.session import AllowModel, start_jax
 from cavity.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def run(
     data: Annotated[Path, typer.Option(help="The folder with NAME.csv for every client of the study.")],
     output: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/ID of the study.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    allow_model: AllowModel = None,
 ) -> None:
     """Run a study in one process, with the result that the network gives.
 
@@ -38,7 +39,7 @@ def run(
     from cavity.study.reading import read_study
     from cavity.study.running import open_run, run_study, write_results
 
-    study = read_study(file)
+    study = read_study(file, allow_models=allow_model or ())
     tables = _tables(study, data)
     progress = Console(stderr=True, highlight=False)
     for line in _left_out(study, tables):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavity.cli.session import start_jax
+from cavity.cli.session import AllowModel, start_jax
 from cavity.errors import CavityError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def server(
     ] = None,
     round_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a client has for an answer.")] = 300.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,
+    allow_model: AllowModel = None,
 ) -> None:
     """Run a study's server until its end; started again in the same folder, it goes on where it was.
 
@@ -38,6 +40,7 @@ def server(
 
     Example: `cavity server study.toml --keys keys/server`
     """
+    os.umask(0o077)  # all that is written is for its owner
     start_jax()
     from cavity.cli.life_signs import life_signs
     from cavity.engines.flower import FlowerPost
@@ -46,7 +49,7 @@ def server(
     from cavity.study.reading import read_study
     from cavity.study.serving import StudyServer, server_log
 
-    study = read_study(file)
+    study = read_study(file, allow_models=allow_model or ())
     check_for_network(study)
     directory = Path("runs") / study.id if output is None else output
     side, manner = _side_and_manner(study, keys, host, port, directory, insecure)

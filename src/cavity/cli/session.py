@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
     from cavity.experiments.runner import Experiment, Result, Size
 
+AllowModel = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-model",
+        metavar="MODULE",
+        help="A module that the study's `model.function` may be imported from here; once for each.",
+    ),
+]
 FAILED = 1
 MANY_COLUMNS = 6  # in a table with more, headings are stacked
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavity.cli.session import start_jax
+from cavity.cli.session import AllowModel, start_jax
 from cavity.errors import StudyError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
     data: Annotated[Path | None, typer.Option(help="Your CSV file; it is read here, and nothing is sent.")] = None,
     name: Annotated[str | None, typer.Option(help="Your name in the study's list of clients.")] = None,
+    allow_model: AllowModel = None,
 ) -> None:
     """Tell everything that is wrong with a study file and with your data, and what would be sent.
 
@@ -36,7 +37,7 @@ def check(
     from cavity.study.table import read_csv
 
     try:
-        study = read_study(file)
+        study = read_study(file, allow_models=allow_model or ())
         introduction = [*_introduce(study), *_disclose(study)]
     except StudyError as error:
         for problem in error.problems:

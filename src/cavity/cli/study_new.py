@@ -27,9 +27,9 @@ def new(
 
     Example: `cavity study new mine.csv --outcome died --client leeds --client york`
     """
-    from cavity.study.columns import Category, Text
+    from cavity.study.columns import DATE_REMEDY, Category, Text
     from cavity.study.draft import MOST_LEVELS, draft_study
-    from cavity.study.guessing import guess_from_text
+    from cavity.study.guessing import guess_from_text, holds_dates
     from cavity.study.reading import NAME
     from cavity.study.table import read_csv
 
@@ -55,7 +55,11 @@ def new(
     if not with_levels:
         open_ends += [f"the levels of '{column}'" for column, kind in kinds.items() if isinstance(kind, Category)]
     typer.echo(f"{output}: the outcome is '{outcome}'; look at every line of it before you share it.")
-    if left_out := [column for column, kind in kinds.items() if isinstance(kind, Text)]:
+    texts = [column for column, kind in kinds.items() if isinstance(kind, Text)]
+    dates = [column for column in texts if holds_dates(table.columns[column])]
+    if dates:
+        typer.echo(f"Dates, and left out of the formula: {', '.join(dates)}. To use one, {DATE_REMEDY}.")
+    if left_out := [column for column in texts if column not in dates]:
         typer.echo(f"Taken for identifiers or free text, and left out of the formula: {', '.join(left_out)}.")
     if open_ends:
         typer.echo(f"To be filled in: {', '.join(open_ends)}.")

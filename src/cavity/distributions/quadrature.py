@@ -24,3 +24,15 @@ def normal_nodes(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     draws = np.random.default_rng(0).standard_normal((half, dimension))
     whitened = np.linalg.solve(np.linalg.cholesky(draws.T @ draws / half), draws.T).T
     return np.concatenate([whitened, -whitened]), np.full(2 * half, 0.5 / half)
+
+
+@cache
+def fine_nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes [s, 1] and weights [s] for one dimension, by the trapezoid rule.
+
+    It converges exponentially: with f = m + s z and the logistic likelihood to rounding up to s = 7, where the 32 nodes
+    of Gauss and Hermite are off by 1e-8 at s = 2 and 4e-4 at s = 5.
+    """
+    nodes = 0.125 * np.arange(-80, 81)
+    weights = np.exp(-0.5 * nodes**2)
+    return nodes[:, None], weights / weights.sum()

@@ -73,6 +73,21 @@ def _round(
 
     was_proper = ledger.posterior.is_proper
 
+    def is_usable(client: Array) -> Array:
+        """Whether the ledger would accept this reply if it were the only one."""
+
+        def posterior(exponent: Array) -> Any:
+            delta, row = jax.tree.map(lambda leaf: leaf[client], (answers.delta, ledger.rows))
+            new = algorithm.merge(row, delta, exponent)
+            rows = jax.tree.map(lambda rows, row: rows.at[client].set(row), ledger.rows, new)
+            return algorithm.rebuild(prior, Stacked(rows))
+
+        halved = exponents[client] / 2.0 ** jnp.arange(algorithm.halvings_alone + 1)
+        return jnp.any(jax.lax.map(lambda exponent: posterior(exponent).is_proper, halved))
+
+    def are_usable() -> Array:
+        return jnp.all(jax.lax.map(is_usable, jnp.arange(len(sequences))))
+
     def improper(carry: tuple) -> Array:
         halvings, _, _, (_, posterior) = carry
         return was_proper & ~posterior.is_proper & (halvings < MAX_HALVINGS)
@@ -84,6 +99,7 @@ def _round(
 
     method = _like(method, ledger.method)
     start = (jnp.asarray(0), exponents, method, merged(exponents))
+    all_usable = jax.lax.cond(improper(start), are_usable, lambda: jnp.asarray(True))
     halvings, exponents, method, (rows, posterior) = jax.lax.while_loop(improper, halve, start)
     finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(answers.delta)])
     log_z = ledger.posterior.log_partition - prior.log_partition
@@ -95,7 +111,7 @@ def _round(
         report=report,
     )
     new = Ledger(posterior, rows, method, ledger.version + 1, sequences)
-    return new, said, jnp.all(finite) & (halvings < MAX_HALVINGS)
+    return new, said, jnp.all(finite) & all_usable & (halvings < MAX_HALVINGS)
 
 
 def _like(new: PyTree, old: PyTree) -> PyTree:

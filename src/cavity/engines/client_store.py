@@ -19,6 +19,7 @@ from cavity import wire
 from cavity.errors import CheckpointError
 from cavity.state import ClientState
 from cavity.store.directory import write_atomically
+from cavity.store.private import private_file, private_folder
 
 logger = logging.getLogger("cavity")
 KEPT = 2
@@ -83,8 +84,8 @@ class SentLog:
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a", encoding="utf-8") as file:
+        private_folder(self._path.parent)
+        with open(self._path, "a", encoding="utf-8", opener=private_file) as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -14,11 +14,13 @@ from typing import Any
 
 from cavity.engines.letters import (
     LARGEST,
+    LARGEST_MESSAGE,
     Identity,
     Kind,
     Letter,
     Sign,
     Verify,
+    claimed_client,
     decode,
     differing_keys,
     encode,
@@ -26,7 +28,7 @@ from cavity.engines.letters import (
     unverified,
 )
 from cavity.engines.post import Delivery, Post, PostLost
-from cavity.errors import ProtocolError
+from cavity.errors import ProtocolError, printable
 
 logger = logging.getLogger("cavity")
 
@@ -49,6 +51,7 @@ class Terms:
         types: classes from outside Cavity that answers may hold.
         seconds: that a client has for an answer, the time to live of a letter.
         largest: the bound on the numbers of a change.
+        largest_message: the bound on the bytes of an answer.
     """
 
     identity: Identity
@@ -59,6 +62,7 @@ class Terms:
     types: frozenset[type] = frozenset()
     seconds: float = 300.0
     largest: float = LARGEST
+    largest_message: int = LARGEST_MESSAGE
 
 
 class Clientele:
@@ -92,6 +96,7 @@ class Clientele:
         self.leaving: set[str] = set()  # clients that have asked to be withdrawn
         self._greetings: dict[str, tuple[str, float]] = {}  # letter -> (address, until)
         self._turned_away: dict[str, float] = {}  # address -> until when
+        self._notices: dict[str, str] = {}  # address -> why its last answer to a greeting was of no use
         self._looked = -LOOK
 
     def here(self) -> set[str]:
@@ -118,7 +123,7 @@ class Clientele:
     def lost(self, error: PostLost) -> None:
         """Begin anew with the post; nobody is here for now."""
         self.say(f"{error}; starting it again")
-        self.homes, self._greetings, self._turned_away = {}, {}, {}
+        self.homes, self._greetings, self._turned_away, self._notices = {}, {}, {}, {}
         self._reopen()
 
     def send(self, letters: Mapping[str, tuple[Kind, dict[str, Any]]]) -> dict[str, str]:
@@ -129,16 +134,15 @@ class Clientele:
 
     def opened(self, client: str, content: bytes) -> Letter:
         """An answer of this client; raises ProtocolError where it is not."""
-        verify = unverified if self.terms.verify is None else self.terms.verify.get(client, _nobody)
-        letter = decode(content, verify, self.terms.types)
-        if letter.client != client:
-            raise ProtocolError(f"it comes from {client!r}, and says that it is from {letter.client!r}")
+        if (claimed := claimed_client(content)) != client:
+            raise ProtocolError(f"it comes from {client!r}, and says that it is from '{printable(claimed)}'")
+        letter = self._decoded(client, content)
         if letter.kind == Kind.HERE:
             return letter
         if letter.study != self.terms.identity.hash:
             raise ProtocolError("it belongs to another version of the study")
         if letter.kind == Kind.REFUSAL:
-            raise ProtocolError(f"the client does not answer: {letter.body.get('reason')}")
+            raise ProtocolError(f"the client does not answer: {printable(letter.body.get('reason'))}")
         if letter.run != self.terms.run:
             raise ProtocolError("it belongs to another run of the study")
         if letter.kind == Kind.LEAVING:
@@ -166,7 +170,7 @@ class Clientele:
     def _answer_of(self, name: str, delivery: Delivery) -> Letter | None:
         try:
             if delivery.content is None:
-                raise ProtocolError(delivery.problem)
+                raise ProtocolError(printable(delivery.problem))
             return self.opened(name, delivery.content)
         except ProtocolError as error:
             logger.warning("client %r: %s", name, error)
@@ -185,8 +189,7 @@ class Clientele:
         busy = {address for address, until in self._greetings.values() if now < until} | set(self.homes.values())
         busy |= {address for address, until in self._turned_away.items() if now < until}
         strangers = {address: known for address, known in addresses.items() if address not in busy}
-        hello = {"settings": self.terms.identity.settings}
-        letters = {address: self._encoded(known or "?", Kind.HELLO, hello) for address, known in strangers.items()}
+        letters = {address: self._hello(address, known) for address, known in strangers.items()}
         for address, letter in self.post.send(letters, GREETING).items():
             self._greetings[letter] = (address, now + GREETING)
         for delivery in self.post.fetch(self._greetings):
@@ -194,15 +197,19 @@ class Clientele:
             if address in addresses:
                 self._greeted(address, addresses[address], delivery)
 
+    def _hello(self, address: str, known: str | None) -> bytes:
+        body = {"settings": self.terms.identity.settings, "notice": self._notices.pop(address, "")}
+        return self._encoded(known or "?", Kind.HELLO, body)
+
     def _greeted(self, address: str, known: str | None, delivery: Delivery) -> None:
         """A client has said who it is; see whether it can take part."""
         try:
             if delivery.content is None:
-                raise ProtocolError(delivery.problem)
-            name = decode(delivery.content, unverified, self.terms.types).client
-            letter = self.opened(name, delivery.content)
+                raise ProtocolError(printable(delivery.problem))
+            letter = self._decoded(known or claimed_client(delivery.content), delivery.content)
         except ProtocolError as error:  # it may have been damaged on its way: the next look greets again
             logger.warning("a client at %s (%s) did not say who it is: %s", address, known or "unknown", error)
+            self._notices[address] = str(error)
             return
         if reason := self._reason_to_refuse(known, letter):
             logger.warning("a client at %s is refused: %s", address, reason)
@@ -210,20 +217,25 @@ class Clientele:
             self._turned_away[address] = self.clock() + AGAIN
             self.post.send({address: self._encoded(known or "?", Kind.NO, {"reason": reason})}, GREETING)
             return
-        self.homes[name] = address
-        self.say(f"{name} is connected ({len(self.homes)} of {len(self.terms.clients)})")
+        self.homes[letter.client] = address
+        self.say(f"{letter.client} is connected ({len(self.homes)} of {len(self.terms.clients)})")
+
+    def _decoded(self, signer: str, content: bytes) -> Letter:
+        """A letter with the signature of this client; nothing of it is read before that is checked."""
+        verify = unverified if self.terms.verify is None else self.terms.verify.get(signer, _nobody)
+        return decode(content, verify, self.terms.types, self.terms.largest_message)
 
     def _reason_to_refuse(self, known: str | None, letter: Letter) -> str | None:
-        name, identity = letter.client, self.terms.identity
+        name, shown, identity = letter.client, f"'{printable(letter.client)}'", self.terms.identity
         if known is not None and name != known:
-            return f"the key of {known!r} was used by {name!r}"
+            return f"the key of {known!r} was used by {shown}"
         if letter.kind != Kind.HERE or name not in self.terms.clients:
-            return f"the study has no client {name!r}"
+            return f"the study has no client {shown}"
         if letter.study != identity.hash:
             differences = differing_keys(identity.settings, letter.body.get("settings"))
-            return f"{name!r} has another version of the study: {differences}"
+            return f"{shown} has another version of the study: {differences}"
         if name in self.homes:
-            return f"a client {name!r} is connected already; a second one is refused"
+            return f"a client {shown} is connected already; a second one is refused"
         return None
 
 

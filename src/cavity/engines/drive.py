@@ -23,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from cavity.engines.stacks import AXIS
-from cavity.interfaces import Algorithm, Data, Problem, Solver
+from cavity.interfaces import Algorithm, Data, Encoding, Problem, Solver
 from cavity.state import Answer, Brief, Message
 
 Shared = tuple[Algorithm, Brief | None]  # what is the same for all clients of a stack
@@ -170,8 +170,17 @@ def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[A
 
 
 def numbers_as_leaves(algorithm: Algorithm) -> Algorithm:
-    """A float would be a constant of a program, and each value of a sweep a program of its own."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, algorithm)
+    """A float would be a constant of a program, and each value of a sweep a program of its own.
+
+    So would be how a table becomes numbers, which no program needs.
+    """
+
+    def leaf_of(part: Any) -> Any:
+        if isinstance(part, Encoding):
+            return None
+        return jnp.asarray(part) if isinstance(part, float) else part
+
+    return jax.tree.map(leaf_of, algorithm, is_leaf=lambda part: isinstance(part, Encoding))
 
 
 def in_own_precision(algorithm: Algorithm, told: PyTree) -> PyTree:

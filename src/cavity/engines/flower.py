@@ -1,18 +1,20 @@
 """The server's side of Flower: messages over its grid, in a run of its SuperLink.
 
 Flower's SuperLink carries the messages, with its TLS and its nodes' keys. What Flower calls the ServerApp is this
-process: the SuperLink runs in its `process` isolation, in which apps live outside of it, and this one takes the run's
+process: the SuperLink listens at a loopback address only, behind a proxy that lets nothing but its nodes' calls through
+(`flower_proxy`). It runs in its `process` isolation, in which apps live outside of it, and this one takes the run's
 task and talks to the grid by `push_messages` and `pull_messages`. So nothing that comes over the wire is executed: the
 app bundle that Flower wants for a run holds a name and no code.
 
-A run of Flower does not outlive its SuperLink. When that has ended, `FlowerPost` starts it anew and begins another run;
-what was under way is lost, and the ledger asks again.
+A run of Flower does not outlive its SuperLink. When that has ended, or somebody on this machine has unregistered a
+client there, `FlowerPost` starts it again with another run; what was under way is lost, and the ledger asks again.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -25,9 +27,9 @@ from flwr.app import Array, ArrayRecord, Message, Metadata, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
@@ -36,9 +38,11 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
+from cavity.engines.flower_proxy import ProxySettings
 from cavity.engines.post import Delivery, Post, PostLost
-from cavity.engines.processes import Child, require_free_port, wait_for_port
+from cavity.engines.processes import Child, free_port, require_free_port, wait_for_port
 from cavity.errors import CavityError
+from cavity.store.directory import write_atomically
 
 logger = logging.getLogger("cavity")
 for name in ("httpx", "flwr", "alembic"):  # each request is an INFO of httpx
@@ -54,6 +58,7 @@ LOOPBACK = "127.0.0.1"
 STARTING = 60.0  # seconds that the SuperLink has to come up
 ATTEMPTS, PAUSE = 5, 3.0  # to start it again, and seconds between them
 HEARTBEAT = 10.0  # seconds between two signs of life of the run's task
+CHECK = 5.0  # seconds between two looks whether all clients are still registered
 BUNDLE = """\
 [project]
 name = "study"
@@ -71,11 +76,11 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 @dataclass(frozen=True)
 class ServerSide:
-    """Where and how the SuperLink listens.
+    """Where and how clients reach the server.
 
     Attributes:
         host: the address; loopback if there are no keys.
-        port: for everything.
+        port: for all clients.
         folder: for its log and its other files.
         certificate: PEM file of the server's certificate; None for a connection without TLS.
         key: PEM file of its key.
@@ -93,8 +98,8 @@ class ServerSide:
 
     @property
     def own_host(self) -> str:
-        """Where the server itself reaches it."""
-        return LOOPBACK if self.host in ("0.0.0.0", "::", "localhost") else self.host
+        """Where this machine reaches it."""
+        return {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}.get(self.host, self.host)
 
 
 class FlowerPost(Post):
@@ -103,19 +108,40 @@ class FlowerPost(Post):
     def __init__(self, side: ServerSide):
         self._side = side
         self._link: Child | None = None
+        self._proxy: Child | None = None
+        self._port = 0  # of the SuperLink
+        self._upstream = side.folder / "upstream"
+        self._control: Any = None
+        self._checked = 0.0
         self._grid: HttpGrid | None = None
         self._task: Any = None
         self._clients: list[Any] = []
         self._names: dict[int, str] = {}  # node -> client
         self._over = threading.Event()
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int | None:
         """Of the SuperLink."""
         return None if self._link is None else self._link.pid
 
+    @property
+    def proxy_pid(self) -> int | None:
+        """Of the proxy."""
+        return None if self._proxy is None else self._proxy.pid
+
     def reachable(self) -> dict[str, str | None]:
+        if self._proxy is not None and not self._proxy.running:
+            logger.warning("the proxy before the SuperLink has ended; starting it again")
+            try:
+                self._start_proxy()
+            except CavityError as error:
+                raise PostLost(str(error)) from error
+        self._check_registered()
         nodes = self._ask(lambda grid: [node.node_id for node in grid.get_nodes()])
         return {str(node): self._names.get(node) for node in nodes if self._side.nodes is None or node in self._names}
 
@@ -149,7 +175,7 @@ class FlowerPost(Post):
     def reopen(self) -> None:
         """After `PostLost`: end what is left, and start a new run."""
         for attempt in range(1, ATTEMPTS + 1):
-            self.close()
+            self._end_link()
             try:
                 self._open()
                 return
@@ -160,34 +186,49 @@ class FlowerPost(Post):
                 time.sleep(PAUSE)
 
     def close(self) -> None:
-        """End the run and the SuperLink."""
+        """End the run, the SuperLink and the proxy."""
+        self._end_link()
+        if self._proxy is not None:
+            self._proxy.end()
+            self._proxy = None
+
+    def _end_link(self) -> None:
+        self._upstream.unlink(missing_ok=True)  # from here on the proxy answers that the server is not ready
         self._over.set()
         for client in (self._grid, *self._clients):
             if client is not None:
                 client.close()
-        self._grid, self._clients = None, []
+        self._grid, self._control, self._clients = None, None, []
         if self._link is not None:
             self._link.end()
             self._link = None
 
     def _open(self) -> None:
+        self._upstream.unlink(missing_ok=True)  # of a server that was killed
         try:
-            self._start()
-        except BaseException as error:
-            self.close()
-            if isinstance(error, httpx.HTTPError):
-                raise CavityError(f"Flower's SuperLink does not take the study ({error}); see its log") from error
-            raise
+            if self._proxy is None or not self._proxy.running:
+                self._start_proxy()
+            self._start_link()
+        except httpx.HTTPError as error:
+            raise CavityError(f"Flower's SuperLink does not take the study ({error}); see its log") from error
 
-    def _start(self) -> None:
-        require_free_port(self._side.host, self._side.port)
+    def _start_proxy(self) -> None:
+        side, settings = self._side, self._side.folder / "proxy.json"
+        require_free_port(side.host, side.port)
+        files = [file and str(file.absolute()) for file in (side.certificate, side.key, side.authority)]
+        clients = None if side.nodes is None else tuple(key.decode() for key in side.nodes.values())
+        proxy = ProxySettings(side.host, side.port, str(self._upstream.absolute()), *files, clients=clients)
+        write_atomically(settings, proxy.to_json().encode())
+        command = [sys.executable, "-P", "-m", "cavity.engines.flower_proxy", str(settings.absolute())]
+        self._proxy = Child(command, side.folder / "proxy.log")
+        wait_for_port(self._proxy, side.own_host, side.port, STARTING, "the proxy before Flower's SuperLink")
+
+    def _start_link(self) -> None:
         side, folder = self._side, self._side.folder
-        secret = secrets.token_bytes(32)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        secret, self._port = secrets.token_bytes(32), free_port()
         secret_file = folder / "secret"
-        secret_file.touch(0o600)
-        secret_file.write_bytes(secret)
-        command = ["flower-superlink", "--host", side.host, "--port", str(side.port), "--isolation", "process"]
+        write_atomically(secret_file, secret)
+        command = ["flower-superlink", "--host", LOOPBACK, "--port", str(self._port), "--isolation", "process"]
         command += ["--superexec-auth-secret-file", str(secret_file), "--disable-runtime-dependency-installation"]
         if side.certificate is None:
             command += ["--insecure"]
@@ -196,8 +237,8 @@ class FlowerPost(Post):
             command += ["--ssl-ca-certfile", str(side.authority), "--enable-supernode-auth"]
         environment = QUIET | {"FLWR_HOME": str(folder)}
         self._link = Child(command, folder / "superlink.log", environment)
-        wait_for_port(self._link, side.own_host, side.port, STARTING, "Flower's SuperLink")
-        control = self._client(ControlHttpClient)
+        wait_for_port(self._link, LOOPBACK, self._port, STARTING, "Flower's SuperLink")
+        self._control = control = self._client(ControlHttpClient)
         self._names = {
             control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id: name
             for name, key in (side.nodes or {}).items()
@@ -205,6 +246,8 @@ class FlowerPost(Post):
         bundle, _ = build_fab_from_files({"pyproject.toml": BUNDLE.encode()})
         control.StartRun(StartRunRequest(fab=fab_to_proto(Fab("", bundle, {}))))
         self._grid = self._take_run(secret)
+        scheme = "http" if side.certificate is None else "https"
+        write_atomically(self._upstream, f"{scheme}://{LOOPBACK}:{self._port}".encode())
 
     def _take_run(self, secret: bytes) -> HttpGrid:
         """Be the ServerApp of the run that was just started."""
@@ -216,7 +259,7 @@ class FlowerPost(Post):
                 raise CavityError("Flower's SuperLink did not begin the run; see its log")
             time.sleep(0.2)
         authority = None if self._side.authority is None else self._side.authority.read_bytes()
-        grid = HttpGrid(f"{self._side.own_host}:{self._side.port}", authority is None, authority, token=task.token)
+        grid = HttpGrid(f"{LOOPBACK}:{self._port}", authority is None, authority, token=task.token)
         grid._retry_invoker = None  # pyright: ignore[reportAttributeAccessIssue]  # it would end this process at a 401
         self._task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         grid.set_run(run_from_proto(self._task.run))
@@ -228,10 +271,20 @@ class FlowerPost(Post):
         authority = None if self._side.authority is None else self._side.authority.read_bytes()
         version = RuntimeVersionHttpInterceptor(component_name="cavity")
         client = kind.from_server_address(
-            f"{self._side.own_host}:{self._side.port}", authority is None, authority, [version, *interceptors]
+            f"{LOOPBACK}:{self._port}", authority is None, authority, [version, *interceptors]
         )
         self._clients.append(client)
         return client
+
+    def _check_registered(self) -> None:
+        """Raise PostLost if a client was unregistered: Flower takes no key twice, so it has to start again."""
+        if not self._names or self._control is None or time.monotonic() - self._checked < CHECK:
+            return
+        self._checked = time.monotonic()
+        listed = self._ask(lambda grid: self._control.ListNodes(ListNodesRequest()).nodes_info)
+        known = {node.node_id for node in listed if node.status != NodeStatus.UNREGISTERED}
+        if gone := [name for node, name in self._names.items() if node not in known]:
+            raise PostLost(f"{', '.join(gone)} was unregistered at Flower's SuperLink")
 
     def _ask(self, question: Any) -> Any:
         """Ask the grid; again if the SuperLink is only busy, since a letter that is sent twice does no harm."""

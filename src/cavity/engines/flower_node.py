@@ -36,6 +36,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from cavity.engines.flower import ACQUIRE, HEARTBEAT, LOOPBACK, QUIET, disclosed, enclosed
 from cavity.engines.processes import Child, free_port, listens, wait_for_port
 from cavity.errors import CavityError
+from cavity.store.directory import write_atomically
 
 logger = logging.getLogger("cavity")
 
@@ -107,10 +108,8 @@ class FlowerNode:
 
     def _serve_one_node(self, done: Callable[[], bool]) -> None:
         side, secret = self._side, secrets.token_bytes(32)
-        side.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         secret_file = side.folder / "secret"
-        secret_file.touch(0o600)
-        secret_file.write_bytes(secret)
+        write_atomically(secret_file, secret)
         self._port = free_port()
         command = ["flower-supernode", "--superlink", side.server, "--isolation", "process"]
         command += ["--host", LOOPBACK, "--port", str(self._port), "--superexec-auth-secret-file", str(secret_file)]

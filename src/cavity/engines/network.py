@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from cavity.engines.clientele import POLL, Clientele
 from cavity.engines.letters import Kind, Setting, check_reply
 from cavity.engines.post import Delivery, PostLost
-from cavity.errors import ProtocolError
+from cavity.errors import ProtocolError, printable
 from cavity.interfaces import Algorithm, Engine
 from cavity.state import Message, Reply
 
@@ -31,6 +31,19 @@ class Awaited:
     message: Message
 
 
+@runtime_checkable
+class ReplyBounds(Protocol):
+    """What the study's ranges say about replies."""
+
+    def problem_with(self, posterior: Any) -> str | None:
+        """Why clients would not answer this posterior, or None."""
+        ...
+
+    def problem_with_reply(self, message: Message, reply: Reply) -> str | None:
+        """Why no rows can have given this reply, or None."""
+        ...
+
+
 class NetworkEngine(Engine):
     """Sends messages to a `Clientele`, and gives the ledger the replies that are fit for it.
 
@@ -41,6 +54,7 @@ class NetworkEngine(Engine):
         least: how many clients must be here for work to go on.
         own: answers for the server's own row, of a prior outside the family.
         own_names: whose rows those are.
+        bounds: on what replies ask for; None has none.
     """
 
     def __init__(
@@ -52,16 +66,21 @@ class NetworkEngine(Engine):
         least: int = 1,
         own: Engine | None = None,
         own_names: Sequence[str] = (),
+        bounds: ReplyBounds | None = None,
     ):
         self._algorithm, self._clientele, self._setting, self._least = algorithm, clientele, setting, least
-        self._own, self._own_names = own, tuple(own_names)
+        self._own, self._own_names, self._bounds = own, tuple(own_names), bounds
         self._queue: list[Message] = []
         self._awaited: dict[str, Awaited] = {}
         self._notices: dict[str, str] = {}
+        self._refused: list[str] = []
 
     @property
     def interrupted(self) -> bool:
         return self._clientele.asked()
+
+    def problem_with(self, posterior: Any) -> str | None:
+        return None if self._bounds is None else self._bounds.problem_with(posterior)
 
     def available(self, names: Sequence[str]) -> list[str]:
         busy = {awaited.client for awaited in self._awaited.values()}
@@ -93,6 +112,10 @@ class NetworkEngine(Engine):
 
     def tell(self, client: str, reason: str) -> None:
         self._notices[client] = reason
+
+    def refused(self) -> list[str]:
+        refused, self._refused = self._refused, []
+        return refused
 
     def client_states(self) -> dict[str, Any]:
         return {} if self._own is None else self._own.client_states()
@@ -134,16 +157,20 @@ class NetworkEngine(Engine):
     def _reply_of(self, awaited: Awaited, delivery: Delivery) -> Reply | None:
         name, message = awaited.client, awaited.message
         if delivery.content is None:
-            self._clientele.say(f"{name} does not answer: {delivery.problem}")
+            self._clientele.say(f"{name} does not answer: {printable(delivery.problem)}")
             return None
         try:
             letter = self._clientele.opened(name, delivery.content)
             if letter.kind == Kind.LEAVING:
                 return None
             reply = letter.body.get("reply") if letter.kind == Kind.REPLY else None
-            return check_reply(self._algorithm, reply, message, self._clientele.terms.largest)
+            checked = check_reply(self._algorithm, reply, message, self._clientele.terms.largest)
+            if self._bounds is not None and (problem := self._bounds.problem_with_reply(message, checked)):
+                raise ProtocolError(problem)
+            return checked
         except ProtocolError as error:
             logger.warning("client %r: its answer is refused: %s", name, error)
             self._clientele.say(f"an answer of {name} is refused: {error}")
             self.tell(name, str(error))
+            self._refused.append(name)
             return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cavity.errors import CavityError
+from cavity.store.private import private_file, private_folder
 
 PATIENCE = 5.0  # seconds that a program has to end by itself
 # The program becomes the one behind it after it has asked Linux to be killed with its parent (PR_SET_PDEATHSIG is 1,
@@ -27,20 +28,21 @@ class Child:
     former self; elsewhere it may stay behind after a `kill -9`, and has to be ended by hand.
 
     Args:
-        command: its first word is a script of this Python's environment.
+        command: its first word is a script of this Python's environment, or the path of a program.
         log: where its output is added.
         environment: what it gets besides that of this process.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as output:
+        private_folder(log.parent)
+        with open(log, "ab", opener=private_file) as output:
             self._process = subprocess.Popen(
                 [*_LEASH, _script(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
+                umask=0o077,  # what it writes is for its owner
                 start_new_session=True,  # a Ctrl-C is for its parent, which ends it in good order
             )
 
@@ -67,6 +69,8 @@ class Child:
 
 def _script(name: str) -> str:
     """Beside this Python first: a virtual environment need not be activated."""
+    if Path(name).is_absolute():
+        return name
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:

@@ -14,7 +14,9 @@ import numpy as np
 
 from cavity import ledger, wire
 from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.guard import Fingerprint, Guard
 from cavity.engines.letters import (
+    LARGEST_MESSAGE,
     Identity,
     Kind,
     Letter,
@@ -29,9 +31,9 @@ from cavity.engines.letters import (
     unverified,
 )
 from cavity.engines.local import LocalEngine
-from cavity.errors import CavityError, DataError, ProtocolError
+from cavity.errors import CavityError, DataError, ProtocolError, printable
 from cavity.interfaces import Algorithm, Data
-from cavity.state import ClientState, Reply
+from cavity.state import ClientState, Message, Reply
 
 logger = logging.getLogger("cavity")
 
@@ -45,12 +47,16 @@ class Half:
         data: this client's.
         seed: of all randomness.
         keeps_factor: whether the client, and not the server, keeps its factor.
+        max_messages: that are answered, in all runs of the study.
+        problem_with: why a message is not answered, or None.
     """
 
     algorithm: Algorithm
     data: Data
     seed: int
     keeps_factor: bool = False
+    max_messages: int = 1_000_000
+    problem_with: Callable[[Message], str | None] = lambda message: None
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,23 @@ class Site:
         name: in the study.
         identity: of the study.
         half: from a setting to what runs.
-        sums: of the columns, where the study asks for them.
+        sums: of the columns, or, given their scaling, of the formula's matrix, where the study asks for them.
         finish: called with the results by file name.
         types: classes from outside Cavity that the study's own model may send.
+        largest_message: how many bytes the server's messages may have.
+        fingerprint: of the rows, by a key.
+        notes: what the client's owner should know before it takes part.
     """
 
     name: str
     identity: Identity
     half: Callable[[Setting], Half]
-    sums: Callable[[], Any]
+    sums: Callable[[Any], Any]
     finish: Callable[[dict[str, bytes]], None]
     types: frozenset[type] = frozenset()
+    largest_message: int = LARGEST_MESSAGE
+    fingerprint: Fingerprint | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Worker:
@@ -100,6 +112,7 @@ class Worker:
     ):
         self._site, self._store, self._sent = site, store, sent
         self._sign, self._verify, self._leaving, self._say = sign, verify, leaving, say
+        self.guard = Guard(store.folder, site.identity.hash, site.fingerprint)
         self._at: tuple[str, bytes] | None = None  # the run and the setting that the engine below was made for
         self._engine: LocalEngine | None = None
         self.over = ""  # why no more letters are to be expected
@@ -108,7 +121,7 @@ class Worker:
         """The answer to a letter; there always is one."""
         run = "-"
         try:
-            letter = decode(data, self._verify, self._site.types)
+            letter = decode(data, self._verify, self._site.types, self._site.largest_message)
             run = letter.run
             kind, body, details = self._reply_to(letter)
         except CavityError as error:
@@ -131,35 +144,48 @@ class Worker:
     def _reply_to(self, letter: Letter) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
         site = self._site
         if letter.kind == Kind.HELLO:
+            if notice := letter.body.get("notice"):
+                self._say(f"the server could not use this client's last answer: {printable(notice)}")
             if letter.study != site.identity.hash:
                 differences = differing_keys(site.identity.settings, letter.body.get("settings"))
                 self._say(f"the server has another version of the study: {differences}")
             return Kind.HERE, {"settings": site.identity.settings}, {}
         if letter.kind == Kind.NO:
-            self.over = f"the server refuses this client: {letter.body.get('reason')}"
+            self.over = f"the server refuses this client: {printable(letter.body.get('reason'))}"
             return Kind.RECEIVED, {}, {}
         if letter.study != site.identity.hash:
             raise ProtocolError("the server has another version of the study")
         if letter.client != site.name:
-            raise ProtocolError(f"it is for the client {letter.client!r}, and this is {site.name!r}")
+            raise ProtocolError(f"it is for the client '{printable(letter.client)}', and this is {site.name!r}")
         if letter.kind == Kind.END:
-            site.finish({name: np.asarray(file).tobytes() for name, file in letter.body["files"].items()})
+            files = letter.body.get("files", {})
+            if not all(isinstance(file, np.ndarray) and file.dtype == np.uint8 for file in files.values()):
+                raise ProtocolError("its files are not bytes")
+            site.finish({name: file.tobytes() for name, file in files.items()})
             self.over = "done"
             return Kind.RECEIVED, {}, {}
         if self._leaving():
             self._say("asking the server to withdraw this client")
+            self.guard.leave()
             return Kind.LEAVING, {}, {}
         if letter.kind == Kind.SUMS:
-            return Kind.TOTALS, {"sums": site.sums()}, {}
+            self.guard.remember_rows()
+            self.guard.count_scaling(letter.body.get("scaling"))
+            return Kind.TOTALS, {"sums": site.sums(letter.body.get("scaling"))}, {}
         if letter.kind == Kind.WORK:
             return self._work(letter)
         raise ProtocolError(f"a client does not answer {letter.kind!r}")
 
     def _work(self, letter: Letter) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
         if notice := letter.body.get("notice"):
-            self._say(f"the server has refused this client's last reply: {notice}")
+            self._say(f"the server has refused this client's last reply: {printable(notice)}")
         half = self._half(letter.run, letter.body.get("setting"))
         message = check_message(half.algorithm, letter.body.get("message"), self._site.name)
+        if problem := half.problem_with(message):
+            self._say(f"a message of the server is refused: {problem}")
+            raise ProtocolError(problem)
+        self.guard.remember_rows()
+        self.guard.count(letter.run, letter.body["setting"], message, half.max_messages)
         reply = self._answered(letter.run, message)
         if remark := half.algorithm.remark_on(reply.answer.delta, half.data):
             self._say(f"about to be sent: {remark}")
@@ -184,6 +210,7 @@ class Worker:
             raise ProtocolError("it does not say with what setting to work")
         at = (run, wire.to_bytes(setting))
         if self._at != at:
+            self.guard.count_scaling(setting.scaling)
             half = self._site.half(setting)
             name, keeping = self._site.name, not setting.scouting
             state = self._store.read(run, self._site.types) if keeping else None

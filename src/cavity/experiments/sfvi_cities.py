@@ -78,6 +78,7 @@ def sfvi_cities(journal: Journal, size: Size, seed: int) -> None:
                 if row["parameter"] in SLOPES:
                     found["slopes"] = max(found["slopes"], row["off_by_sds"])
     enhanced, plain = worst["K = 20"], worst["K = 1"]
+    longest, farthest = by_itself(journal, model, reference, seeds)
 
     def check(name: str, value: float, bar: str, holds: bool) -> None:
         journal.check(name, value, bar, None if quick else holds)
@@ -85,8 +86,24 @@ def sfvi_cities(journal: Journal, size: Size, seed: int) -> None:
     check("sfvi-2a K = 20: means off, in posterior sds", enhanced["means"], "<= 0.1", enhanced["means"] <= 0.1)
     check("sfvi-2b K = 20: sds off", enhanced["sds"], "<= 7 %", enhanced["sds"] <= 0.07)
     check("sfvi-2c K = 1: slopes off, in posterior sds", plain["slopes"], "<= 0.15", plain["slopes"] <= 0.15)
+    check("sfvi-2d ending by itself: most exchanges", longest, "< 2000", longest < 2000)
+    check("sfvi-2e ending by itself: means off, in posterior sds", farthest, "<= 0.15", farthest <= 0.15)
     averaging(journal, model, reference, seed, quick)
     speed(journal, model, pooled, seed, quick)
+
+
+def by_itself(journal: Journal, model: Any, reference: Any, seeds: list[int]) -> tuple[int, float]:
+    """SFVI with its defaults, which ends when it has settled: the most exchanges, and the farthest mean."""
+    longest, farthest = 0, 0.0
+    for at in seeds:
+        began = time.perf_counter()
+        fit = run(SFVI(model), shared_out(at), seed=at)
+        rows = _note(journal, "SFVI, by itself", fit, reference, at, time.perf_counter() - began)
+        journal.row("by itself", seed=at, exchanges=len(fit.history), converged=fit.converged)
+        journal.say(f"it ended after {len(fit.history)} exchanges")
+        longest = max(longest, len(fit.history))
+        farthest = max(farthest, *(row["off_by_sds"] for row in rows))
+    return longest, farthest
 
 
 def averaging(journal: Journal, model: Any, reference: Any, seed: int, quick: bool) -> None:

@@ -45,7 +45,9 @@ from cavity.interfaces.models import (
     PredictorModel,
     PseudoRows,
     ReportedModel,
+    RowModel,
     pad,
+    weighted_sum,
 )
 from cavity.interfaces.solving import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
 
@@ -84,8 +86,10 @@ __all__ = [
     "PseudoRows",
     "ReportedModel",
     "RowAlgorithm",
+    "RowModel",
     "Schedule",
     "Solution",
     "Solver",
     "pad",
+    "weighted_sum",
 ]

@@ -104,6 +104,14 @@ class Algorithm(eqx.Module):
             "weights are for PVI, and FedGVI with multiples of KL"
         )
 
+    def settled(self, method: PyTree) -> bool | None:
+        """Whether the server's own state says that the run has converged; None where the clients' residuals do."""
+        return None
+
+    def convergence(self, posterior: Any, method: PyTree) -> str | None:
+        """For a summary, whether it has converged by `settled`, and if not, what to do; None where residuals say so."""
+        return None
+
     @property
     def owned(self) -> frozenset[str]:
         """Names of rows whose owner is the server: nothing crosses a wire for them."""
@@ -162,6 +170,11 @@ class RowAlgorithm(Algorithm):
     def rows_multiply(self) -> bool:
         """Whether a row is its factor and no more, so that one can stand for all where clients hold theirs."""
         return True
+
+    @property
+    def halvings_alone(self) -> int:
+        """How often the exponent of one fresh reply may be halved for a proper posterior before it is refused."""
+        return ledger.HALVINGS_ALONE
 
     def initial_method(self, num_clients: int) -> PyTree:
         return self.damping.init()
@@ -315,9 +328,17 @@ class Engine(abc.ABC):
         """Whether a round is to end early, with the replies that it has."""
         return False
 
+    def problem_with(self, posterior: Any) -> str | None:
+        """Why clients would not answer a posterior, or None; the ledger then refuses whoever's reply makes it so."""
+        return None
+
     def tell(self, client: str, reason: str) -> None:
         """Tell a client why its reply was refused, where it is not in this process."""
         return
+
+    def refused(self) -> list[str]:
+        """The clients whose answers this engine itself has refused since it was last asked, once for each."""
+        return []
 
     @property
     def virtual_seconds(self) -> float | None:

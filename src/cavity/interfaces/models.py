@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
@@ -38,6 +39,11 @@ def pad(data: Data, length: int, num_units: int = 0) -> Data:
     weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
     units = None if data.units is None else pad(data.units, num_units)
     return Data(batch, weight, data.num_rows, units)
+
+
+def weighted_sum(data: Data, values: Float[Array, " n"]) -> Float[Array, ""]:
+    """Over the rows, in the values' own precision: weights in double precision do not promote a network."""
+    return jnp.asarray(data.weight).astype(values.dtype) @ values
 
 
 class Likelihood(eqx.Module):
@@ -117,7 +123,7 @@ class ExpectedPower(Likelihood):
 
 
 class Model(eqx.Module):
-    """A prior and a likelihood of rows. The family of the posterior is that of the prior."""
+    """A prior and a likelihood of a client's rows. The family of the posterior is that of the prior."""
 
     prior: eqx.AbstractVar[Any]
 
@@ -127,8 +133,12 @@ class Model(eqx.Module):
         """One name per entry of theta (flattened)."""
 
     @abc.abstractmethod
-    def log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        """Log p(row | theta) for each row."""
+    def log_prob(self, theta: PyTree, data: Data) -> Float[Array, ""]:
+        """Log p(data | theta) of all rows of a client together, in nats; differentiable in theta.
+
+        A row of weight 2 counts as the same row twice, one of weight 0 as if it were absent: clients are padded with
+        copies of their first row at weight 0. The order of rows does not matter.
+        """
 
     @abc.abstractmethod
     def prepare(self, batch: PyTree) -> PyTree:
@@ -144,7 +154,21 @@ class Model(eqx.Module):
         return {}
 
 
-class PredictorModel(Model):
+class RowModel(Model):
+    """A promise: the log likelihood is a sum over rows, each of which depends on no other row.
+
+    Mini-batches, losses of single rows and factors of single rows need it.
+    """
+
+    @abc.abstractmethod
+    def row_log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
+        """Log p(row | theta) for each row, whatever its weight."""
+
+    def log_prob(self, theta: PyTree, data: Data) -> Float[Array, ""]:
+        return weighted_sum(data, self.row_log_prob(theta, data.batch))
+
+
+class PredictorModel(RowModel):
     """A promise: rows see theta through predictors, p(row | theta) = likelihood(y | f)."""
 
     likelihood: eqx.AbstractVar[Likelihood]
@@ -152,6 +176,9 @@ class PredictorModel(Model):
     @abc.abstractmethod
     def predictor(self, theta: PyTree, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         """F of each row at theta, and the outcomes y."""
+
+    def row_log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
+        return self.likelihood.log_prob(*self.predictor(theta, batch))
 
 
 class LinearModel(PredictorModel):
@@ -165,7 +192,7 @@ class LinearModel(PredictorModel):
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
 
 
-class CorrectedPrior(Model):
+class CorrectedPrior(RowModel):
     """A promise: the prior is a Gaussian, `prior`, times a correction whose expectation under a Gaussian is known.
 
     The correction is the server's row; all other rows are those of a linear model with the same theta.
@@ -242,9 +269,18 @@ class Encoding(eqx.Module):
         """
 
     @property
+    def outcome_units(self) -> tuple[float, float]:
+        """(centre, scale): the model computes with (outcome - centre) / scale."""
+        return 0.0, 1.0
+
+    @property
     @abc.abstractmethod
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the coefficients should know about their units."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raise CavityError where its fields, which may come from a file, are not what they should be."""
 
 
 class ReportedModel(Model):
@@ -254,13 +290,23 @@ class ReportedModel(Model):
     def reported(self, q: Any) -> Any:
         """The same distribution, of the parameters in the units of the data."""
 
+    def reported_moments(self, q: Any) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+        """Mean and covariance of the parameters in the units of the data."""
+        reported = self.reported(q)
+        return np.asarray(reported.mean), np.asarray(reported.covariance)
+
+    @property
+    def log_outcome_scale(self) -> Any:
+        """Log s where the model computes with outcomes / s: what a row's log density is too large by."""
+        return 0.0
+
     @property
     @abc.abstractmethod
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the parameters should know about their units."""
 
 
-class PseudoRows(Model):
+class PseudoRows(RowModel):
     """A promise: Gaussian rows can be reweighted and shifted, which turns weighted score matching into a likelihood."""
 
     @property

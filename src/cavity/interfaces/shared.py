@@ -81,8 +81,8 @@ class SharedModel(Model):
         """What a client's owner should know of its factor before it leaves."""
         return None
 
-    def log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        raise UnsuitableError(f"{type(self).__name__} knows its rows by a bound, and not by a likelihood of each")
+    def log_prob(self, theta: PyTree, data: Data) -> Float[Array, ""]:
+        raise UnsuitableError(f"{type(self).__name__} knows its rows by a bound, and not by their likelihood")
 
 
 class SharedProblem(eqx.Module):

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from cavity.interfaces.models import Data, Likelihood, Model
+from cavity.interfaces.models import Data, Likelihood, Model, weighted_sum
 
 
 class Loss(eqx.Module):
-    """What a client minimises in expectation: one number per row, the negative log likelihood or a robust kin."""
+    """What a client minimises in expectation: the negative log likelihood, or a robust loss of single rows."""
 
     @abc.abstractmethod
     def check(self, model: Model) -> None:
@@ -20,7 +20,11 @@ class Loss(eqx.Module):
 
     @abc.abstractmethod
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        """The loss of each row at theta."""
+        """The loss of each row at theta, for models whose likelihood is a sum over rows (`RowModel`)."""
+
+    def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
+        """The loss of all rows by their weights at theta."""
+        return weighted_sum(data, self(model, theta, data.batch))
 
     @abc.abstractmethod
     def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:

@@ -70,15 +70,28 @@ class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws, 
 
 
 class GaussianUnknownNoise(ClosedFormMean, PowerIntegral, OutcomeDraws):
-    """y ~ N(f_1, exp(f_2)^2): the second predictor is the log of the noise's standard deviation."""
+    """y ~ N(f_1, exp(f_2)^2 + floor^2): the second predictor is the log of the noise's standard deviation.
+
+    Attributes:
+        floor: noise that outcomes have in any case, so that one client whose rows fit exactly (its outcomes are all
+            alike, say) has a posterior of its own; None is none.
+    """
+
+    floor: Any = None
 
     @property
     def num_predictors(self) -> int:
         return 2
 
+    def _log_sd(self, f: Float[Array, "*batch k"]) -> Float[Array, " *batch"]:
+        if self.floor is None:
+            return f[..., 1]
+        return 0.5 * jnp.logaddexp(2.0 * f[..., 1], 2.0 * jnp.log(jnp.asarray(self.floor, f.dtype)))
+
     def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        z = (y - f[..., 0]) * jnp.exp(-f[..., 1])
-        return -0.5 * (z**2 + LOG_TWO_PI) - f[..., 1]
+        log_sd = self._log_sd(f)
+        z = (y - f[..., 0]) * jnp.exp(-log_sd)
+        return -0.5 * (z**2 + LOG_TWO_PI) - log_sd
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return f[..., 0]
@@ -87,10 +100,10 @@ class GaussianUnknownNoise(ClosedFormMean, PowerIntegral, OutcomeDraws):
         return mean
 
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
-        return _log_power_integral(f[..., 1], power)
+        return _log_power_integral(self._log_sd(f), power)
 
     def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
-        return f[..., 0] + jnp.exp(f[..., 1]) * jax.random.normal(key, f.shape[:-1], f.dtype)
+        return f[..., 0] + jnp.exp(self._log_sd(f)) * jax.random.normal(key, f.shape[:-1], f.dtype)
 
     def check(self, y: np.ndarray) -> str | None:
         return None

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from cavity.interfaces import ExpectedPower, Likelihood, Loss, Model
+from cavity.errors import CavityError
+from cavity.interfaces import Data, ExpectedPower, Likelihood, Loss, Model, RowModel
 
 
 class NegativeLogLikelihood(Loss):
-    """-log p(row | theta), in nats."""
+    """-log p(data | theta), in nats; the only loss for likelihoods that are not sums over rows."""
 
     def check(self, model: Model) -> None:
         return
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        return -model.log_prob(theta, batch)
+        assert isinstance(model, RowModel)
+        return -model.row_log_prob(theta, batch)
+
+    def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
+        value = model.log_prob(theta, data)
+        if jnp.shape(value) != ():
+            raise CavityError(
+                f"{type(model).__name__}.log_prob returns an array of the shape {jnp.shape(value)}, not one number for "
+                "all rows of a dataset; for one number per row subclass RowModel and implement row_log_prob"
+            )
+        return -value
 
     def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         return -likelihood.log_prob(f, y)

@@ -37,6 +37,9 @@ class Tempered(Loss):
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         return self._weigh(self.loss(model, theta, batch))
 
+    def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
+        return self._weigh(self.loss.total(model, theta, data))
+
     def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
         return self._weigh(self.loss.of_predictor(likelihood, f, y))
 

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, PyTree
 from cavity.checks import numeric_vector
 from cavity.distributions import Beta, Dirichlet, Gamma
 from cavity.errors import DataError
-from cavity.interfaces import ConjugateModel, Data
+from cavity.interfaces import ConjugateModel, Data, RowModel
 
 
-class BernoulliShare(ConjugateModel):
+class BernoulliShare(ConjugateModel, RowModel):
     """y in {0, 1} with P(y = 1) = theta, and a Beta prior of shape ()."""
 
     prior: Beta
@@ -27,7 +27,7 @@ class BernoulliShare(ConjugateModel):
     def is_conjugate(self) -> bool:
         return True
 
-    def log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
+    def row_log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
         return batch * jnp.log(theta) + (1 - batch) * jnp.log1p(-theta)
 
     def likelihood_factor(self, data: Data) -> tuple[Beta, Float[Array, ""]]:
@@ -41,7 +41,7 @@ class BernoulliShare(ConjugateModel):
         return y
 
 
-class PoissonRate(ConjugateModel):
+class PoissonRate(ConjugateModel, RowModel):
     """Counts y ~ Poisson(theta), and a Gamma prior of shape ()."""
 
     prior: Gamma
@@ -54,7 +54,7 @@ class PoissonRate(ConjugateModel):
     def is_conjugate(self) -> bool:
         return True
 
-    def log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
+    def row_log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
         return batch * jnp.log(theta) - theta - gammaln(batch + 1.0)
 
     def likelihood_factor(self, data: Data) -> tuple[Gamma, Float[Array, ""]]:
@@ -68,7 +68,7 @@ class PoissonRate(ConjugateModel):
         return y
 
 
-class CategoricalShares(ConjugateModel):
+class CategoricalShares(ConjugateModel, RowModel):
     """Classes y in 0, ..., K-1 with P(y = c) = theta_c, and a Dirichlet prior."""
 
     prior: Dirichlet
@@ -82,7 +82,7 @@ class CategoricalShares(ConjugateModel):
     def is_conjugate(self) -> bool:
         return True
 
-    def log_prob(self, theta: Float[Array, " k"], batch: PyTree) -> Float[Array, " n"]:
+    def row_log_prob(self, theta: Float[Array, " k"], batch: PyTree) -> Float[Array, " n"]:
         return jnp.log(theta)[batch]
 
     def likelihood_factor(self, data: Data) -> tuple[Dirichlet, Float[Array, ""]]:

@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from cavity.errors import CavityError
-from cavity.interfaces import Data
 from cavity.models.columns import example_columns
 from cavity.models.numpyro import Latent, NumpyroModel, cut
+from cavity.models.numpyro_rows import check_rows
 from cavity.models.sites import (
     arguments,
     check_param,
@@ -32,7 +31,10 @@ from cavity.models.sites import (
 
 START_DRAWS = 200
 START_SCALE = 0.1
+VAGUE = 3.0  # unconstrained units of spread from which on a prior's median says little about the data
+NEAR_ZERO = 1e-3  # at 0 itself, NumPyro's Binomial has a kink and a wrong gradient
 IMPROPER_SCALE = 10.0  # where a prior has no spread
+LARGEST = 1e3  # unconstrained: about the log of the largest number, for draws that under- or overflow
 
 
 def numpyro_model(
@@ -119,7 +121,7 @@ def numpyro_model(
         drawn=tuple(drawn),
     )
     _check_directions(model, columns)
-    _check_alone(model, columns, drawn)
+    check_rows(model, columns, drawn)
     return model
 
 
@@ -170,7 +172,11 @@ def _start(
     latents: Sequence[Latent],
     given: Mapping[str, Any],
 ) -> tuple[tuple[Array, Array], Array]:
-    """Median and a small scale of the unconstrained prior, and its spread; around 0 for an improper one."""
+    """Where q starts on the unconstrained scale, with a small scale, and the spread of the prior there.
+
+    It is the prior's median, or 0 for an improper prior. A vague prior has its median anywhere (exp(-690) under
+    Gamma(.001, .001)), so there it is the point nearest to 0 within the range of the prior's draws.
+    """
     from numpyro.distributions import biject_to
 
     if not latents:
@@ -188,19 +194,21 @@ def _start(
             for latent in latents
         }
 
-    draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), START_DRAWS))
+    with jax.enable_x64(True):
+        draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), START_DRAWS))
     centre, scale, prior_scale = [], [], []
     for latent in latents:
         flat = np.asarray(draws[latent.name], float).reshape(START_DRAWS, -1)
-        with np.errstate(invalid="ignore"):  # of infinite draws
-            middle, spread = np.median(flat, axis=0), flat.std(axis=0)
+        if np.isnan(flat).any():
+            raise CavityError(f"the prior of {latent.name!r} has no finite median to start from; give one in `start`")
+        flat = np.where(np.isfinite(flat), flat, LARGEST * np.sign(flat))
+        middle, spread = np.median(flat, axis=0), flat.std(axis=0)
+        middle = np.where(spread > VAGUE, np.clip(NEAR_ZERO, flat.min(axis=0), flat.max(axis=0)), middle)
         if latent.name in given:
             middle = np.broadcast_to(np.asarray(given[latent.name], float), latent.shape).reshape(-1)
-        if not np.isfinite(middle).all():
-            raise CavityError(f"the prior of {latent.name!r} has no finite median to start from; give one in `start`")
         centre.append(middle)
         scale.append(np.where(spread > 0, np.minimum(spread, START_SCALE), START_SCALE))
-        prior_scale.append(np.where((spread > 0) & np.isfinite(spread), spread, IMPROPER_SCALE))
+        prior_scale.append(np.where(spread > 0, spread, IMPROPER_SCALE))
     start = (jnp.asarray(np.concatenate(centre)), jnp.asarray(np.concatenate(scale)))
     return start, jnp.asarray(np.concatenate(prior_scale))
 
@@ -235,32 +243,4 @@ def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) ->
             raise CavityError(
                 f"the prior of the global site {name!r} depends on the data (their values, or their number), which no "
                 "server has"
-            )
-
-
-def _check_alone(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: Sequence[str]) -> None:
-    """Rows and units of weight 0 must not change what the model says of the others; `drawn` sites are left out."""
-    num_rows = len(next(iter(columns.values())))
-    num_units = num_rows if model.rows_are_units else count_units(columns, model.unit)
-    key, rng = jax.random.key(2), np.random.default_rng(2)
-    z_local = rng.normal(size=(2 * num_units, model.num_local)).astype(model.begin[0].dtype)
-    more = {name: np.concatenate([column, np.repeat(column[:1], num_rows, axis=0)]) for name, column in columns.items()}
-    padded = Data(more, np.repeat([1.0, 0.0], num_rows), np.asarray(num_rows))
-    alone = Data(dict(columns), np.ones(num_rows), np.asarray(num_rows))
-    terms = eqx.filter_jit(model.terms)
-    few, many = (jnp.asarray(z) for z in (z_local[:num_units], z_local if model.has_units else z_local[:num_units]))
-    here = terms(model.theta, model.begin[0], few, alone, key)
-    there = terms(model.theta, model.begin[0], many, padded, key)
-    for name in [name for name in here if name not in drawn]:
-        one, (other, beyond) = np.asarray(here[name]), np.split(np.asarray(there[name]), [num_units])
-        both = np.isfinite(one) & np.isfinite(other)  # the start may be impossible for the example
-        if not np.allclose(one[both], other[both], rtol=1e-3, atol=1e-3):
-            raise CavityError(
-                f"what the site {name!r} says of a row or unit depends on the others at its silo (a mean over rows, "
-                "their number, other units' latents); compute what is needed beforehand, as a column"
-            )
-        if both.all() and not np.isfinite(beyond).all():
-            raise CavityError(
-                f"the site {name!r} is not finite for a unit without rows, with which silos are padded; let the model "
-                "give such a unit some number, as 0"
             )

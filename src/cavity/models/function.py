@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,14 @@ from cavity.checks import finite_column
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import PredictiveModel
+from cavity.interfaces import PredictiveModel, RowModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 from cavity.models.regression import gaussian_prior
+from cavity.models.row_independence import Company, depends_on_others, some_values
+
+ROWS_CHECKED = 32
+WRITE_A_MODEL = "for a likelihood that is not a sum over rows subclass `cavity.interfaces.Model`"
+_CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()  # functions whose rows have been found independent
 
 
 class TreeModel(PredictiveModel):
@@ -48,11 +54,12 @@ class TreeModel(PredictiveModel):
         return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
 
 
-class FunctionModel(TreeModel):
+class FunctionModel(TreeModel, RowModel):
     """A model given by `log_likelihood(parameters, batch) -> [n]`, with a Gaussian over the raveled parameters.
 
     Attributes:
-        log_likelihood: log p(row | parameters) for each row of a batch, in JAX.
+        log_likelihood: log p(row | parameters) for each row of a batch, in JAX. That a row's number depends on no
+            other row is checked with the first client's data.
         template: a pytree of arrays or numbers with the structure of the parameters (its values do not matter).
         prior: over the raveled parameters.
         predictor: `predictor(parameters, x) -> expected outcomes`, if predictions are wanted.
@@ -68,8 +75,38 @@ class FunctionModel(TreeModel):
     prior: Gaussian
     predictor: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+    def row_log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         return self.log_likelihood(self.parameters(theta), batch)
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        prepared = super().prepare(batch)
+        function = getattr(self.log_likelihood, "__func__", self.log_likelihood)  # of a method, which does not last
+        if function not in _CHECKED:
+            self._check_rows(prepared)
+            _CHECKED.add(function)
+        return prepared
+
+    def _check_rows(self, batch: PyTree) -> None:
+        """Raise CavityError unless the function gives one number per row that depends on that row alone."""
+        some = jax.tree.map(lambda leaf: leaf[:ROWS_CHECKED], batch)
+        num_rows = len(jax.tree.leaves(some)[0])
+        theta = jnp.asarray(some_values(self.prior.mean, self.prior.variance**0.5))
+        log_prob = jax.jit(lambda theta, batch: self.log_likelihood(self.parameters(theta), batch))
+
+        def answers(company: Company) -> dict[str, np.ndarray]:
+            found = np.asarray(log_prob(theta, company.batch(some)))
+            if found.shape != company.rows.shape:
+                raise CavityError(
+                    f"`log_likelihood` returns an array of the shape {found.shape} for {len(company.rows)} rows, not "
+                    f"one number per row; {WRITE_A_MODEL}"
+                )
+            return {"log_likelihood": found}
+
+        if depends_on_others(answers, num_rows):
+            raise CavityError(
+                "what `log_likelihood` says of a row depends on other rows (a mean over rows, their number or order, "
+                f"the row before); compute what is needed beforehand, as a column of the data, or {WRITE_A_MODEL}"
+            )
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         if self.predictor is None:

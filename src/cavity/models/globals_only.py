@@ -11,6 +11,7 @@ factor is, and the base drops out.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -24,7 +25,7 @@ from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError
-from cavity.interfaces import Data, LatentModel, Model, PredictiveModel
+from cavity.interfaces import Data, LatentModel, Model, PredictiveModel, RowModel
 from cavity.leaves import as_number
 from cavity.models.columns import as_mapping
 from cavity.models.numpyro import NumpyroModel
@@ -36,7 +37,7 @@ ROUNDING = 1e-9  # of a Hessian that is the same everywhere, in double precision
 
 
 class OnGlobals(Model):
-    """Rows that see the global latents of a model alone, with a Gaussian over their unconstrained values.
+    """A likelihood of rows that see global latents alone, with a Gaussian over their unconstrained values.
 
     Attributes:
         latent: the model.
@@ -51,22 +52,21 @@ class OnGlobals(Model):
     correction_weight: eqx.AbstractVar[Float[Array, ""]]
 
     @abc.abstractmethod
-    def row_log_prob(self, z: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        """Log p(row | Z_G) of each row."""
-
-    @abc.abstractmethod
     def empty_batch(self) -> dict[str, Any]:
         """One row of zeros in the form of a client's."""
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        rows = {name: column for name, column in batch.items() if name != SERVER}
+    def or_correction(
+        self, theta: Float[Array, " d"], batch: PyTree, weight: Array, of_rows: Callable[[Array, PyTree], Array]
+    ) -> Float[Array, ...]:
+        """`of_rows(theta, columns)` of a client; the correction times the weight, in its shape, of the server."""
+        columns = {name: column for name, column in batch.items() if name != SERVER}
         if not self.corrected:
-            return self.row_log_prob(theta, rows)
+            return of_rows(theta, columns)
         # the branches are differentiated apart, so that an impossible row in one leaves the other finite
         return jax.lax.cond(
             jnp.any(batch[SERVER]),
-            lambda z: jnp.broadcast_to(self._correction(z), batch[SERVER].shape),
-            lambda z: self.row_log_prob(z, rows).astype(z.dtype),
+            lambda z: weight.astype(z.dtype) * self._correction(z),
+            lambda z: of_rows(z, columns).astype(z.dtype),
             theta,
         )
 
@@ -88,7 +88,7 @@ class OnGlobals(Model):
         return {SERVER: Data(batch, np.full(1, float(self.correction_weight)), np.asarray(1))}
 
 
-class GlobalsOnly(OnGlobals, PredictiveModel):
+class GlobalsOnly(OnGlobals, RowModel, PredictiveModel):
     """A NumPyro model without local latents."""
 
     latent: NumpyroModel
@@ -101,8 +101,9 @@ class GlobalsOnly(OnGlobals, PredictiveModel):
         each = (entry_names({latent.name: np.zeros(latent.shape)}) for latent in self.latent.latents)
         return tuple(name for names in each for name in names)
 
-    def row_log_prob(self, z: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.latent.row_log_prob(z, batch)
+    def row_log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+        each = jnp.ones(len(jax.tree.leaves(batch)[0]))
+        return self.or_correction(theta, batch, each, self.latent.row_log_prob)
 
     def empty_batch(self) -> dict[str, Any]:
         return {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}
@@ -151,10 +152,13 @@ def prior_in(family: Family, model: NumpyroModel) -> tuple[Gaussian, bool]:
     """The prior as a member of the family and False; or where it is none, one of its width and True."""
     with jax.enable_x64(True):
         exact = _gaussian_prior(model)
-        if exact is None or (family is DiagonalGaussian and not _is_diagonal(exact.precision)):
+        corrected = exact is None or (family is DiagonalGaussian and not _is_diagonal(exact.precision))
+        if exact is None or corrected:
             mean, scale = (np.asarray(part, float) for part in (model.begin[0], model.prior_scale))
-            return _member(family, mean, np.diag(scale**2)), True
-        return _member(family, exact.mean, exact.covariance), False
+            member = _member(family, mean, np.diag(scale**2))
+        else:
+            member = _member(family, exact.mean, exact.covariance)
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), member), corrected  # in the program's precision
 
 
 def _member(family: Family, mean: Any, covariance: Any) -> Gaussian:

@@ -54,9 +54,6 @@ class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
         ones = jnp.ones((batch.shape[0], 1), batch.dtype)
         return (ones,) * self.prior.dimension, batch
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.likelihood.log_prob(*self.predictor(theta, batch))
-
     @property
     def is_conjugate(self) -> bool:
         return isinstance(self.prior, FullGaussian)

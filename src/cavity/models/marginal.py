@@ -9,6 +9,7 @@ right, the second one the second derivatives.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -26,6 +27,7 @@ from cavity.models.globals_only import OnGlobals, prior_in
 from cavity.models.numpyro import NumpyroModel
 
 LOG_2PI = 1.8378770664093453
+FIRST = 1e-3  # where the search starts: at 0 itself, NumPyro's Binomial has a kink and a wrong gradient
 MODE_STEPS = 30
 DAMPING = 1e-3  # of the first step, as a share of the curvature
 MAX_DAMPING = 1e9
@@ -120,8 +122,11 @@ def _conditional_modes(
 ) -> tuple[Array, Array, Array]:
     data = jax.tree.map(jnp.asarray, data)
     assert data.units is not None
-    start = jnp.zeros((len(data.units.weight), model.local_size(data)), z.dtype)
+    start = jnp.full((len(data.units.weight), model.local_size(data)), FIRST, z.dtype)
     local = unit_modes(model, theta, z, start, data)
+    for _ in range(2):  # the search ends where its value rounds
+        gradient, curvature = unit_derivatives(model, theta, z, local, data)
+        local = local + _solve(_raised(curvature, jnp.zeros(len(local), local.dtype)), gradient)
 
     def move(z: Array) -> Array:
         gradient, curvature = unit_derivatives(model, theta, z, local, data)
@@ -133,10 +138,7 @@ def _conditional_modes(
 
 
 class Marginal(OnGlobals):
-    """A NumPyro model whose units are integrated out, as a likelihood of all rows of a silo together.
-
-    A silo's number stands at its first row, since no row has one of its own; `of` makes its data.
-    """
+    """A NumPyro model whose units are integrated out, as a likelihood of all rows of a silo together."""
 
     latent: NumpyroModel
     prior: Gaussian
@@ -148,34 +150,29 @@ class Marginal(OnGlobals):
         return tuple(f"Z[{i}]" for i in range(self.latent.num_global))
 
     def of(self, data: Data) -> Data:
-        """A silo's data in the form of this model, which keeps its weights and units among the rows."""
+        """A silo's data in the form of this model."""
         assert data.units is not None
-        num_rows = len(data.weight)
-        batch = {
-            "columns": data.batch,
-            "weight": np.asarray(data.weight, float),
-            "place": np.arange(num_rows),
-            "units": np.full(num_rows, len(data.units.weight)),
-        }
-        return Data(self.with_flag(batch), np.ones(num_rows), np.asarray(num_rows))
+        units = Data(None, data.units.weight, data.units.num_rows)
+        return Data(self.with_flag(data.batch), np.asarray(data.weight, float), data.num_rows, units)
 
-    def row_log_prob(self, z: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        places = jnp.arange(len(batch["place"]))
-        here = places == batch["place"]  # padding repeats the first row
-        kind = self.latent.kind(batch["columns"])
-        present = (places < batch["units"][0]) if kind.has_units else places[:1] == 0
-        units = Data(None, present.astype(z.dtype), jnp.asarray(len(present)))
-        weight = jnp.asarray(batch["weight"]) * here
-        data = Data(batch["columns"], weight, jnp.sum(here), units)
-        start = jnp.zeros((len(present), kind.own_num_local), z.dtype)
-        each = log_marginal(self.latent, self.latent.theta, z, start, data)
-        total = jnp.sum(jnp.where(present, each, 0.0))
-        return jnp.where(places == 0, total, 0.0)
+    def log_prob(self, theta: Float[Array, " d"], data: Data) -> Float[Array, ""]:
+        units = data.units
+        assert units is not None
+
+        def of_rows(z: Array, columns: PyTree) -> Array:
+            rows = replace(data, batch=columns)
+            start = jnp.full((len(units.weight), self.latent.local_size(rows)), FIRST, z.dtype)
+            each = log_marginal(self.latent, self.latent.theta, z, start, rows)
+            return jnp.sum(jnp.where(jnp.asarray(units.weight) > 0, each, 0.0))
+
+        return self.or_correction(theta, data.batch, jnp.sum(jnp.asarray(data.weight)), of_rows)
+
+    def server_rows(self) -> dict[str, Data]:
+        unit = Data(None, np.ones(1), np.asarray(1))
+        return {name: replace(row, units=unit) for name, row in super().server_rows().items()}
 
     def empty_batch(self) -> dict[str, Any]:
-        columns = {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}
-        rows = {"weight": np.ones(1), "place": np.zeros(1, int), "units": np.ones(1, int)}
-        return rows | {"columns": columns}
+        return {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}
 
     def prepare(self, batch: PyTree) -> PyTree:
         raise CavityError("this model takes what `of` makes of a silo's data")

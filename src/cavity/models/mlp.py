@@ -62,9 +62,6 @@ class MLP(PredictorDraws, PredictiveModel):
         x, y = batch
         return self.forward(theta, x), y
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.likelihood.log_prob(*self.predictor(theta, batch))
-
     def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         """Each layer's input to its units is Gaussian given the layer below; it is drawn, and no weight is."""
         x, y = batch

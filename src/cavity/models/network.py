@@ -42,9 +42,6 @@ class NetworkModel(TreeModel, PredictorModel):
         f = self.forward(theta, x)
         return f, jnp.asarray(y, f.dtype)
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.likelihood.log_prob(*self.predictor(theta, batch))
-
     def predict(
         self, posterior: DiagonalGaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None
     ) -> Prediction:

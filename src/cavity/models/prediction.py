@@ -31,10 +31,17 @@ class Prediction(eqx.Module):
         upper: the 95 % point.
     """
 
-    mean: Float[Array, "n ..."]
-    sd: Float[Array, "n ..."]
-    lower: Float[Array, "n ..."]
-    upper: Float[Array, "n ..."]
+    mean: Float[Array | np.ndarray, "n ..."]
+    sd: Float[Array | np.ndarray, "n ..."]
+    lower: Float[Array | np.ndarray, "n ..."]
+    upper: Float[Array | np.ndarray, "n ..."]
+
+    def in_units(self, centre: float, scale: float) -> Prediction:
+        """The prediction of centre + scale times the outcome; in double precision where that is another one."""
+        if (centre, scale) == (0.0, 1.0):
+            return self
+        mean, sd, lower, upper = (np.asarray(part, float) for part in (self.mean, self.sd, self.lower, self.upper))
+        return Prediction(centre + scale * mean, scale * sd, centre + scale * lower, centre + scale * upper)
 
 
 def predict_from_designs(
@@ -72,8 +79,8 @@ def _by_closed_form(likelihood: ClosedFormMean, mean: Float[Array, "n k"], varia
     points = np.concatenate([nodes, [-NORMAL_90, NORMAL_90]])
     moved = jnp.repeat(mean[:, None], len(points), axis=1).at[..., 0].add(jnp.sqrt(variance)[:, None] * points)
     outcomes = likelihood.mean(moved)
-    average = outcomes[:, :-2] @ (weights / weights.sum())
-    square = outcomes[:, :-2] ** 2 @ (weights / weights.sum())
+    away = outcomes[:, :-2] - likelihood.mean(mean)[:, None]  # from a near value, so that large outcomes do not cancel
+    average, square = (power @ (weights / weights.sum()) for power in (away, away**2))
     ends = outcomes[:, -2:]
     return Prediction(
         mean=likelihood.expected_mean(mean[:, 0], variance),

@@ -6,6 +6,7 @@ Build one with `linear_regression`, `logistic_regression`, `probit_regression`, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
         constant: which predictors see the intercept only (the log of a common noise).
         unseen: names of parameters after these that no row sees, such as the scales of a prior.
         encoding: how a table becomes x and y; None takes them as they are given.
+        log_outcome_scale: log s where y is the outcome divided by s.
     """
 
     prior: Gaussian
@@ -66,6 +68,7 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
     constant: tuple[bool, ...] = eqx.field(static=True, default=(False,))
     unseen: tuple[str, ...] = eqx.field(static=True, default=())
     encoding: Encoding | None = None
+    log_outcome_scale: Any = 0.0
 
     def __check_init__(self) -> None:
         expected = len(self.parameter_names)
@@ -99,9 +102,6 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
     def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         designs, y = self.designs(batch)
         return jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1), y
-
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.likelihood.log_prob(*self.predictor(theta, batch))
 
     def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
         designs, y = self.designs(batch)
@@ -155,16 +155,40 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
         if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
             x = self.encoding.features(x)
         designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
-        return predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
+        prediction = predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
+        return prediction if self.encoding is None else prediction.in_units(*self.encoding.outcome_units)
 
     def reported(self, q: Gaussian) -> Gaussian:
-        block = None if self.encoding is None else self.encoding.to_computed()
-        if block is None:
+        if (units := self._units()) is None:
             return q
-        matrix = _block_diagonal([np.eye(1) if constant else block for constant in self.constant])
-        # theta = B theta', so h . theta - theta' Lambda theta / 2 has B'h and B' Lambda B
+        matrix, shift = units
+        # computed = M reported + b, so the reported have precision M' Lambda M and mean M^-1 (mean - b)
         mean, precision = np.asarray(q.mean), np.asarray(q.precision_matrix)
-        return FullGaussian(matrix.T @ (precision @ mean), matrix.T @ precision @ matrix)
+        return FullGaussian(matrix.T @ (precision @ (mean - shift)), matrix.T @ precision @ matrix)
+
+    def reported_moments(self, q: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance = np.asarray(q.mean), np.asarray(q.covariance)
+        if (units := self._units()) is None:
+            return mean, covariance
+        matrix, shift = units
+        return np.linalg.solve(matrix, mean - shift), np.linalg.solve(matrix, np.linalg.solve(matrix, covariance).T)
+
+    def _units(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(M, b) with computed = M reported + b; None where they are the same.
+
+        X reported = centre + scale (Z computed) for the outcome, log noise = log scale + computed for its noise.
+        """
+        if self.encoding is None:
+            return None
+        (centre, scale), block = self.encoding.outcome_units, self.encoding.to_computed()
+        if block is None and (centre, scale) == (0.0, 1.0):
+            return None
+        width = len(self.features) + int(self.intercept)
+        block = np.eye(width) if block is None else block
+        matrix = _block_diagonal([np.eye(1) if constant else block / scale for constant in self.constant])
+        first = [-centre / scale * self.intercept] + [0.0] * (width - 1)
+        shift = [[-math.log(scale)] if constant else first for constant in self.constant]
+        return matrix, np.concatenate(shift)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -49,12 +49,12 @@ class ShrunkRegression(CorrectedPrior, PredictiveModel):
         x, y, is_server = batch
         return (x, y), jnp.any(is_server)
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
+    def row_log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         rows, is_server = self.seen(batch)
         return jax.lax.cond(
             is_server,
             lambda theta: jnp.broadcast_to(self._correction(theta), batch[2].shape),
-            lambda theta: self.rows.log_prob(theta, rows).astype(theta.dtype),
+            lambda theta: self.rows.row_log_prob(theta, rows).astype(theta.dtype),
             theta,
         )
 

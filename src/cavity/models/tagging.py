@@ -46,9 +46,6 @@ class BagOfWords(PredictorModel):
         share = there / jnp.maximum(jnp.sum(there, axis=-1, keepdims=True), 1)
         return jnp.einsum("nl,nlk->nk", share, weights[jnp.maximum(words, 0)]), tags
 
-    def log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
-        return self.likelihood.log_prob(*self.predictor(theta, batch))
-
     def prepare(self, batch: PyTree) -> PyTree:
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
             raise DataError("give a pair (words, tags)")

@@ -96,8 +96,7 @@ def _objective(problem: Problem, q: Any, alpha: Float[Array, ""]) -> Float[Array
     alpha, scale = (jnp.asarray(number, q.mean.dtype) for number in (alpha, problem.divergence.weight))
 
     def log_tilted(theta: Float[Array, " d"]) -> Float[Array, ""]:
-        losses = problem.loss(problem.model, theta, problem.data.batch)
-        return problem.cavity.log_factor(theta) - jnp.asarray(problem.data.weight, losses.dtype) @ losses / scale
+        return problem.cavity.log_factor(theta) - problem.loss.total(problem.model, theta, problem.data) / scale
 
     # -log q(mu + L z) = entropy - d / 2 + |z|^2 / 2
     log_q = 0.5 * q.dimension - q.entropy - 0.5 * jnp.sum(nodes**2, axis=-1)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Loss, Model, PredictorDraws, Problem
+from cavity.interfaces import Loss, Model, PredictorDraws, Problem, weighted_sum
 from cavity.solvers.expectations import default_expectation
 
 
@@ -29,11 +29,6 @@ class Estimator(eqx.Module):
     @abc.abstractmethod
     def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
         """An unbiased estimate of E_q[sum of weight * loss] over `problem.data`."""
-
-
-def weighted_sum(problem: Problem, losses: Float[Array, " n"]) -> Float[Array, ""]:
-    """Over the rows, in the losses' own precision: weights in double precision do not promote a network."""
-    return losses @ problem.data.weight.astype(losses.dtype)
 
 
 class Exact(Estimator):
@@ -56,8 +51,7 @@ class ParameterDraws(Estimator):
 
     def __call__(self, key: PRNGKeyArray, problem: Problem, q: Any) -> Float[Array, ""]:
         theta = q.reparameterise(jax.random.normal(key, (self.num_samples, q.dimension), q.mean.dtype))
-        losses = jax.vmap(lambda t: problem.loss(problem.model, t, problem.data.batch))(theta)
-        return weighted_sum(problem, jnp.mean(losses, axis=0))
+        return jnp.mean(jax.vmap(lambda t: problem.loss.total(problem.model, t, problem.data))(theta))
 
 
 class LocalDraws(Estimator):
@@ -82,4 +76,4 @@ class LocalDraws(Estimator):
 
         keys = jax.random.split(key, self.num_samples)
         losses = one(key)[None] if self.num_samples == 1 else jax.vmap(one)(keys)
-        return weighted_sum(problem, jnp.mean(losses, axis=0))
+        return weighted_sum(problem.data, jnp.mean(losses, axis=0))

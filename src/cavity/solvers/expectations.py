@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cavity.distributions.gaussian import Gaussian, row_roots
-from cavity.distributions.quadrature import normal_nodes
+from cavity.distributions.quadrature import fine_nodes, normal_nodes
 from cavity.errors import UnsuitableError
 from cavity.interfaces import CorrectedPrior, LinearModel, Loss, Model, Problem
 
@@ -43,7 +43,13 @@ class Expectation(eqx.Module):
 
 
 class PredictorQuadrature(Expectation):
-    """For models with few linear predictors per row: an integral over f, not over theta; exact where it is known."""
+    """For models with few linear predictors per row: an integral over f, not over theta; exact where it is known.
+
+    Attributes:
+        fine: five times as many nodes where there is one predictor, for a value that is reported and not maximised.
+    """
+
+    fine: bool = eqx.field(static=True, default=False)
 
     def check(self, model: Model, loss: Loss) -> None:
         if not isinstance(model, LinearModel):
@@ -57,7 +63,7 @@ class PredictorQuadrature(Expectation):
         known = problem.loss.expected(problem.model.likelihood, mean, covariance, y)
         if known is not None:
             return jnp.asarray(problem.data.weight) @ known
-        nodes, weights = normal_nodes(mean.shape[-1])
+        nodes, weights = fine_nodes() if self.fine and mean.shape[-1] == 1 else normal_nodes(mean.shape[-1])
         spread = row_roots(covariance)
         f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))
         losses = problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
@@ -100,10 +106,8 @@ class ThetaNodes(Expectation):
         nodes, weights = normal_nodes(len(mean))
         theta = mean + jnp.asarray(nodes, mean.dtype) @ jnp.linalg.cholesky(covariance).T
 
-        def total(theta: Float[Array, " d"]) -> Float[Array, ""]:
-            return jnp.asarray(problem.data.weight) @ problem.loss(problem.model, theta, problem.data.batch)
-
-        return jnp.asarray(weights, mean.dtype) @ jax.vmap(total)(theta)
+        totals = jax.vmap(lambda theta: problem.loss.total(problem.model, theta, problem.data))(theta)
+        return jnp.asarray(weights, mean.dtype) @ totals
 
     def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
         return self._value(problem, q.mean, q.covariance)
@@ -117,7 +121,13 @@ class ThetaNodes(Expectation):
 
 
 class RowsOrPrior(Expectation):
-    """For a linear model with a corrected prior: over the predictor for rows, in closed form for the server's row."""
+    """For a linear model with a corrected prior: over the predictor for rows, in closed form for the server's row.
+
+    Attributes:
+        fine: as in `PredictorQuadrature`.
+    """
+
+    fine: bool = eqx.field(static=True, default=False)
 
     def check(self, model: Model, loss: Loss) -> None:
         if not isinstance(model, CorrectedPrior):
@@ -135,7 +145,7 @@ class RowsOrPrior(Expectation):
         return jax.lax.cond(
             is_server,
             lambda q: -weight * model.expected_correction(q.mean, q.covariance),
-            lambda q: PredictorQuadrature().value(rows, q),
+            lambda q: PredictorQuadrature(self.fine).value(rows, q),
             q,
         )
 

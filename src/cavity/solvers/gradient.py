@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.mean_scale import MeanScale
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, Solution, Solver
+from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, RowModel, Solution, Solver
 from cavity.leaves import as_count, as_number
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.estimators import Estimator, LocalDraws, ParameterDraws
@@ -37,6 +37,15 @@ def mini_batch(key: PRNGKeyArray, data: Data, size: int) -> Data:
     # the barrier keeps XLA from gathering anew wherever a row is used
     batch, weight = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[places], (data.batch, data.weight)))
     return Data(batch, weight * (data.num_rows.astype(weight.dtype) / size), jnp.asarray(size))
+
+
+def check_batches(model: Model, batch_size: int | None) -> None:
+    """Raise UnsuitableError where rows would be drawn from a likelihood that is not a sum over rows."""
+    if batch_size is not None and not isinstance(model, RowModel):
+        raise UnsuitableError(
+            f"the likelihood of {type(model).__name__} is not a sum over rows (`RowModel`), so that no mini-batch "
+            "estimates it; take all rows in each step with batch_size=None, or use NaturalGradient"
+        )
 
 
 def pull_to_cavity(problem: Problem, system: Coordinates, coordinates: PyTree) -> Float[Array, ""]:
@@ -106,6 +115,7 @@ class Gradient(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         if not isinstance(model.prior, Gaussian):
             raise UnsuitableError(f"gradient descent needs a Gaussian family, not {type(model.prior).__name__}")
+        check_batches(model, self.batch_size)
         self._estimator(model).check(model, loss)
 
     def _estimator(self, model: Model) -> Estimator:

@@ -110,8 +110,7 @@ def _look(problem: Problem, theta: Float[Array, " d"]) -> tuple[Array, Array, Ar
     cavity = problem.cavity
 
     def total(theta: Array) -> Array:
-        rows = problem.loss(problem.model, theta, problem.data.batch)
-        return jnp.asarray(problem.data.weight, theta.dtype) @ rows / weight
+        return problem.loss.total(problem.model, theta, problem.data) / weight
 
     def slope_and_value(theta: Array) -> tuple[Array, tuple[Array, Array]]:
         value, slope = jax.value_and_grad(total)(theta)

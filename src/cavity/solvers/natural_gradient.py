@@ -79,7 +79,7 @@ class NaturalGradient(Solver):
 
     def init(self, problem: Problem) -> NaturalGradientState:
         first = self._evaluate(problem, problem.start)
-        at_mean = jnp.asarray(problem.data.weight) @ problem.loss(problem.model, problem.start.mean, problem.data.batch)
+        at_mean = problem.loss.total(problem.model, problem.start.mean, problem.data)
         limit = MAX_EXCESS * problem.start.dimension
 
         def too_wide(evaluation: Evaluation) -> Bool[Array, ""]:

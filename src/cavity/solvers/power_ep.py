@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from cavity.distributions.full import FullGaussian, as_full
 from cavity.distributions.gaussian import Gaussian, row_roots
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, LinearModel, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.interfaces import Divergence, LinearModel, Loss, Model, MultipleOfKL, Problem, RowModel, Solution, Solver
 from cavity.leaves import as_count, as_number, require
 from cavity.solvers.fixed_point import NEWTON_LIMIT, default_tolerance
 from cavity.solvers.natural_gradient import near_optimum
@@ -110,6 +110,11 @@ class PowerEP(Solver):
             raise UnsuitableError(
                 f"power EP needs the divergence KL or a multiple of it, not {type(divergence).__name__}; use LBFGS or "
                 "Gradient"
+            )
+        if not isinstance(model, RowModel):
+            raise UnsuitableError(
+                f"power EP has a factor for every row, but the likelihood of {type(model).__name__} is not a sum over "
+                "rows (`RowModel`); use NaturalGradient, Laplace or AlphaDivergence"
             )
         limit = NEWTON_LIMIT if isinstance(model, LinearModel) else THETA_LIMIT
         if model.prior.dimension > limit:

@@ -20,6 +20,7 @@ from cavity.errors import CavityError, UnsuitableError
 from cavity.interfaces import Data, Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
 from cavity.leaves import as_number, require
 from cavity.solvers.chains import Chain
+from cavity.solvers.gradient import check_batches
 from cavity.solvers.spread import Samples, ScaledIdentity, Spread
 
 
@@ -90,6 +91,7 @@ class SGMCMC(Solver):
             raise UnsuitableError(f"a chain needs a Gaussian family, not {type(model.prior).__name__}")
         if not isinstance(divergence, MultipleOfKL):
             raise UnsuitableError(f"a chain needs KL or a multiple of it, not {type(divergence).__name__}")
+        check_batches(model, self.batch_size)
         self.spread.check(model, loss)
 
     def steps_for(self, num_rows: Any) -> Any:
@@ -124,7 +126,7 @@ class SGMCMC(Solver):
         temperature = jnp.asarray(problem.divergence.weight, state.theta.dtype)
 
         def mean_loss(theta: Array) -> Array:
-            return jnp.asarray(batch.weight, theta.dtype) @ problem.loss(problem.model, theta, batch.batch) / num_rows
+            return problem.loss.total(problem.model, theta, batch) / num_rows
 
         def slope(theta: Array) -> Array:
             pull = jax.grad(problem.cavity.log_factor)(theta)

@@ -23,7 +23,7 @@ from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.errors import UnsuitableError
 from cavity.interfaces import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
 from cavity.leaves import as_count, as_number
-from cavity.solvers.gradient import mini_batch
+from cavity.solvers.gradient import check_batches, mini_batch
 
 
 class StochasticNaturalGradientState(eqx.Module):
@@ -60,6 +60,7 @@ class StochasticNaturalGradient(Solver):
             raise UnsuitableError(
                 f"the natural gradient needs the divergence KL or a multiple of it, not {type(divergence).__name__}"
             )
+        check_batches(model, self.batch_size)
 
     def steps_for(self, num_rows: Any) -> Any:
         return int(self.num_steps)
@@ -79,7 +80,7 @@ class StochasticNaturalGradient(Solver):
         draws = q.reparameterise(jnp.concatenate([half, -half]))
 
         def total(theta: Float[Array, " d"]) -> Float[Array, ""]:
-            return jnp.asarray(batch.data.weight) @ batch.loss(batch.model, theta, batch.data.batch)
+            return batch.loss.total(batch.model, theta, batch.data)
 
         assert isinstance(problem.divergence, MultipleOfKL)
         # E[loss] + weight * KL has the minimisers of E[loss] / weight + KL

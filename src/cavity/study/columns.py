@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import abc
+import datetime
 import difflib
 import enum
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from cavity.errors import StudyError
 from cavity.state import Record
 
 MISSING_TEXT = frozenset({"", ".", "na", "n/a", "nan", "null"})  # in lower case; what R, SAS, Stata and pandas write
 MISSING_LEVEL = "missing"
 TRUE_TEXT, FALSE_TEXT = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"false", "f", "no", "n", "0"})
+DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
+DATE_REMEDY = "give it as a number, the days since an agreed date"
 
 
 class Missing(enum.StrEnum):
@@ -111,6 +116,13 @@ def as_text(cell: Any) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 
+def is_date(cell: Any) -> bool:
+    """Whether it is a date, a time, a duration, or the text of a date as ISO 8601 has it."""
+    if isinstance(cell, str):
+        return DATE.fullmatch(cell.strip()) is not None
+    return isinstance(cell, (datetime.date, datetime.time, datetime.timedelta))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Number(Column):
     """A real number.
@@ -181,6 +193,7 @@ class Category(Column):
         near = difflib.get_close_matches(text.strip().lower(), [level.lower() for level in self.levels], 1, 0.75)
         meant = next((level for level in self.levels if near and level.lower() == near[0]), None)
         hint = "" if meant is None else f" (is {meant!r} meant?)"
+        hint = f" (it is a date; {DATE_REMEDY})" if is_date(cell) else hint
         raise Unreadable(f"not one of the agreed levels{hint}")
 
     def read(self, cells: Sequence[Any]) -> Reading:
@@ -205,6 +218,8 @@ def _number(cell: Any) -> float:
     try:
         number = float(str(cell).replace("_", "?") if isinstance(cell, str) else cell)  # 1_000 is Python's alone
     except (TypeError, ValueError):
+        if is_date(cell):
+            raise Unreadable(f"a date, and not a number; {DATE_REMEDY}") from None
         comma = isinstance(cell, str) and cell.strip().replace(",", "").lstrip("+-").isdigit()
         raise Unreadable("not a number" + (" (write a decimal point, not a comma)" if comma else "")) from None
     if not math.isfinite(number):
@@ -216,3 +231,20 @@ def _in_range(number: float, allowed: tuple[float, float] | None) -> float:
     if allowed is not None and not allowed[0] <= number <= allowed[1]:
         raise Unreadable(f"outside of the agreed range {allowed[0]:g} to {allowed[1]:g}")
     return number
+
+
+def check_column(column: Any) -> None:
+    """Raise StudyError where the fields of a column, which may come from a file, are not what they should be."""
+    fits = isinstance(column, Column) and isinstance(column.name, str) and column.missing in list(Missing)
+    fits = fits and _is_texts(column.missing_codes)
+    if fits and isinstance(column, Category):
+        fits = _is_texts(column.levels) and column.reference in column.levels
+    if fits and isinstance(column, (Number, Integer)) and column.range is not None:
+        ends = column.range
+        fits = isinstance(ends, tuple) and len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
+    if not fits:
+        raise StudyError(f"the column {getattr(column, 'name', column)!r} is not described as a study would")
+
+
+def _is_texts(values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)

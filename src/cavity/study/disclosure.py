@@ -43,6 +43,11 @@ def shipments(study: Study) -> list[Shipment]:
         count = 1 + 2 * len(columns)
         found.append(Shipment("once", f"n, sum and sum of squares of {', '.join(columns)}", count, 8 * count))
     algorithm = study_algorithm(study, Scaling())
+    if study.scales_design:
+        names = algorithm.model.features
+        count = 1 + 2 * len(names)
+        what = f"n, sum and sum of squares of the columns of the formula's matrix: {', '.join(names)}"
+        found.append(Shipment("once", what, count, 8 * count))
     report = Report(*np.zeros(4))
     arrays = [
         f"{_name(path)} {list(np.shape(leaf))}"

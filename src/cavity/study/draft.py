@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 
 from cavity.errors import DataError
-from cavity.study.columns import Boolean, Category, Column, Integer, Number, Text
-from cavity.study.guessing import guess_from_text, seen_levels
+from cavity.study.columns import DATE_REMEDY, Boolean, Category, Column, Integer, Number, Text
+from cavity.study.guessing import guess_from_text, holds_dates, seen_levels
 from cavity.study.places import spelled
-from cavity.study.priors import slope_scale
+from cavity.study.priors import SLOPE_SCALE, intercept_scale
 from cavity.study.table import Table
 
 MOST_LEVELS = 20  # different texts; a column with more is an identifier or free text
@@ -26,7 +26,7 @@ name = {name}
 id = {id}  # programs keep what belongs to this study under it
 clients = {clients}  # {fill_in}the names of all parties
 min_rows = 10  # a client with fewer rows is refused: what it sends would nearly give them away
-scaling = "none"  # or "federated": clients send n, sum and sum of squares of numeric predictors once
+scaling = "federated"  # before the first round clients send n, sum and sum of squares of columns; or "none"
 
 [model]
 kind = {kind}  # logistic, linear, softmax or poisson
@@ -34,9 +34,9 @@ formula = {formula}  # R-style; `a * b` for interactions, `0 +` for no intercept
 """
 NOISE = "# noise_sd = 1.0  # if it is known; without it the noise is estimated\n"
 TAIL = """
-[prior]  # normal, around zero; of the coefficients of scaled columns, where columns are scaled
+[prior]  # normal; of the coefficients of scaled columns{outcome}, and fixed when the study starts
 scale = {scale}  # the standard deviation for every slope{units}
-intercept_scale = 10.0
+intercept_scale = {intercept}  # of the value at the means of all columns
 
 [algorithm]
 method = "pvi"  # or fedgvi, with a robust loss
@@ -48,7 +48,8 @@ rounds = 100  # at the latest
 tolerance = 1e-6  # nats by which a client's data may still pull
 seed = 0
 """
-UNITS = ", in units of the outcome: make it wider than any plausible slope"
+OUTCOME = " and a scaled outcome"
+UNITS = ": 2.5 sd(outcome) / sd(column)"
 
 
 def draft_study(
@@ -69,6 +70,8 @@ def draft_study(
     columns = {
         column: guess_from_text(column, cells, most_levels=MOST_LEVELS) for column, cells in table.columns.items()
     }
+    if holds_dates(table.columns[outcome]):
+        raise DataError(f"the outcome {outcome!r} holds dates: {DATE_REMEDY}")
     binary = len(seen_levels(table.columns[outcome])) <= 2
     kind = _kind(columns[outcome], binary=binary)
     predictors = [name for name, column in columns.items() if name != outcome and not isinstance(column, Text)]
@@ -86,8 +89,11 @@ def draft_study(
     ]
     for column_name, column in columns.items():
         levels = seen_levels(table.columns[column_name]) if with_levels else ()
-        blocks.append(_block(column, levels, is_count=kind == "poisson" and column_name == outcome))
-    return "\n".join(blocks) + TAIL.format(scale=slope_scale(kind), units=UNITS if kind == "linear" else "")
+        dates = holds_dates(table.columns[column_name])
+        blocks.append(_block(column, levels, is_count=kind == "poisson" and column_name == outcome, dates=dates))
+    linear = kind == "linear"
+    tail = {"scale": SLOPE_SCALE, "intercept": intercept_scale(kind)}
+    return "\n".join(blocks) + TAIL.format(**tail, outcome=OUTCOME if linear else "", units=UNITS if linear else "")
 
 
 def _kind(outcome: Column, *, binary: bool) -> str:
@@ -98,10 +104,11 @@ def _kind(outcome: Column, *, binary: bool) -> str:
     return "poisson" if isinstance(outcome, Integer) else "linear"
 
 
-def _block(column: Column, levels: Sequence[str], *, is_count: bool) -> str:
+def _block(column: Column, levels: Sequence[str], *, is_count: bool, dates: bool) -> str:
     lines = [f"[columns.{spelled([column.name])}]"]
     if isinstance(column, Text):
-        lines += ['type = "text"  # an identifier or free text: it is not in the formula, and not read']
+        what = f"dates: to use them, {DATE_REMEDY}" if dates else "an identifier or free text"
+        lines += [f'type = "text"  # {what}; it is not in the formula, and not read']
         return "\n".join(lines) + "\n"
     lines.append(f"type = {_text(type(column).__name__.lower())}")
     if isinstance(column, Category):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,14 +13,15 @@ from jaxtyping import Float
 
 from cavity.errors import StudyError
 from cavity.interfaces import Encoding
-from cavity.study.columns import Column
+from cavity.study.columns import Column, check_column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.rows import Rows, read_rows
-from cavity.study.scaling import Scaling
+from cavity.study.scaling import ScaledColumn, Scaling
 from cavity.study.table import as_table
 
+UNITS = (1.0, 10.0, 100.0, 1e4, 0.1, 0.01, -1.0)
 ROUNDING = 1e-11  # relative: what is below this, in a solution of linear equations, is zero
 
 
@@ -36,6 +39,19 @@ class FormulaEncoding(Encoding):
     scaling: Scaling = eqx.field(static=True, default=Scaling())
 
     def __check_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        if not isinstance(self.formula, str) or not isinstance(self.columns, tuple):
+            raise StudyError("a formula is a text, with a tuple of columns")
+        for column in self.columns:
+            check_column(column)
+        names = [column.name for column in self.columns]
+        expected = [self.parsed.outcome, *self.parsed.predictors]
+        if names[:1] != expected[:1] or sorted(names) != sorted(expected):
+            raise StudyError(f"the formula uses the columns {', '.join(expected)}, and it has {', '.join(names)}")
+        _check_scaling(self.scaling)
+        _ = self.design.names  # it raises where they are too many, or the same
         both = sorted(set(self.parsed.transformed) & set(self.scaling.names))
         if both:
             raise StudyError(
@@ -60,7 +76,7 @@ class FormulaEncoding(Encoding):
 
     def matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """X of rows that were read without errors, and where it is not finite."""
-        x = self.design.matrix(self.scaling.apply(rows.values), len(rows))
+        x = self.scaling.apply_to_design(self.design.matrix(self.scaling.apply(rows.values), len(rows)))
         findings = []
         for name, column in zip(self.design.names, x.T, strict=True):
             if not (finite := np.isfinite(column)).all():
@@ -77,7 +93,7 @@ class FormulaEncoding(Encoding):
         refuse(rows.findings)
         x, findings = self.matrix(rows, table.counted_as)
         refuse(findings)
-        return x, np.asarray(rows.values[self.columns[0].name], float)
+        return x, self.scaling.apply_to_outcome(np.asarray(rows.values[self.columns[0].name], float))
 
     def features(self, table: Any) -> np.ndarray:
         table = as_table(table)
@@ -88,20 +104,45 @@ class FormulaEncoding(Encoding):
         return x
 
     def to_computed(self) -> Float[np.ndarray, "w w"] | None:
-        return _to_computed(self)
+        solution, design = _to_scaled(self), self.scaling.design
+        if not design:
+            return solution
+        return _standardised(self) if solution is None else _standardised(self) @ solution
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether coefficients come back to the units of the data."""
+        return not self.scaling.columns or _to_scaled(self) is not None
+
+    @property
+    def outcome_units(self) -> tuple[float, float]:
+        outcome = self.scaling.outcome
+        return (0.0, 1.0) if outcome is None else (outcome.centre, outcome.scale)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        if not self.scaling.columns:
-            return ()
-        if self.to_computed() is not None:
-            return ("coefficients are per unit of the data; the prior is on scaled columns",)
+        scaling = self.scaling
+        if not (scaling.columns or scaling.design or scaling.outcome):
+            return ("coefficients are per unit of the data, and so is the prior",)
+        if self.is_reversible:
+            what = " and a scaled outcome" if scaling.outcome else ""
+            return (f"coefficients are per unit of the data; the prior and fit.posterior are of scaled columns{what}",)
         scaled = "; ".join(f"{c.name} is ({c.name} - {c.centre:.6g}) / {c.scale:.6g}" for c in self.scaling.columns)
         return (f"coefficients are of scaled columns, since this formula knows no others: {scaled}",)
 
 
+def _check_scaling(scaling: Scaling) -> None:
+    if not isinstance(scaling, Scaling) or not all(isinstance(p, tuple) for p in (scaling.columns, scaling.design)):
+        raise StudyError("the scaling of a formula's columns is not one")
+    for column in scaling.all_columns:
+        fits = isinstance(column, ScaledColumn) and isinstance(column.name, str)
+        fits = fits and isinstance(column.centre, float) and isinstance(column.scale, float)
+        if not fits or not math.isfinite(column.centre) or not 0 < column.scale < math.inf:
+            raise StudyError("a column is scaled by a finite centre and a positive scale")
+
+
 @lru_cache(maxsize=64)
-def _to_computed(encoding: FormulaEncoding) -> np.ndarray | None:
+def _to_scaled(encoding: FormulaEncoding) -> np.ndarray | None:
     """B with X = Z B, X being the matrix of the raw columns and Z that of the scaled ones, both with their ones.
 
     Then X reported = Z computed asks for computed = B reported. It is solved for on rows of nobody, and so holds for
@@ -111,16 +152,38 @@ def _to_computed(encoding: FormulaEncoding) -> np.ndarray | None:
     if not encoding.scaling.columns:
         return None
     design = encoding.design
-    scaled = template(design.columns, 20 * (len(design.names) + 1))
-    scaled |= {
-        name: 3.0 * (scaled[name] - 1.5) for name in encoding.scaling.names
-    }  # around zero, as scaled columns are
-    num_rows = len(next(iter(scaled.values())))
+    drawn = template(design.columns, 20 * (len(design.names) + 1))
+    num_rows = len(next(iter(drawn.values())))
     ones = np.ones((num_rows, int(design.intercept)))
-    z = np.hstack([ones, design.matrix(scaled, num_rows)])
-    x = np.hstack([ones, design.matrix(encoding.scaling.undo(scaled), num_rows)])
+    for unit in UNITS:  # of columns that are not scaled: a logarithm may need large ones, or small ones
+        numeric = {name: unit * column for name, column in drawn.items() if column.dtype.kind == "f"}
+        around_zero = {name: 3.0 * (drawn[name] - 1.5) for name in encoding.scaling.names}  # as scaled columns are
+        scaled = drawn | numeric | around_zero
+        z = np.hstack([ones, design.matrix(scaled, num_rows)])
+        x = np.hstack([ones, design.matrix(encoding.scaling.undo(scaled), num_rows)])
+        if np.isfinite(z).all() and np.isfinite(x).all():
+            break
+    else:
+        return None
     solution, _, rank, _ = np.linalg.lstsq(z, x)
     size = np.abs(x).max(axis=0)
     if rank < z.shape[1] or (np.abs(x - z @ solution) > 1e-8 * size).any():
         return None
     return np.where(np.abs(solution) < ROUNDING * size, 0.0, solution)
+
+
+def _standardised(encoding: FormulaEncoding) -> np.ndarray:
+    """T with Z = S T, S being the matrix of the scaled columns of the matrix Z, each with its ones: z = m + s z'."""
+    matrix = np.diag([1.0] * encoding.design.intercept + [column.scale for column in encoding.scaling.design])
+    if encoding.design.intercept:
+        matrix[0, 1:] = [column.centre for column in encoding.scaling.design]
+    return matrix
+
+
+def is_reversible(formula: str, columns: tuple[Column, ...], names: Sequence[str]) -> bool:
+    """Whether coefficients come back to the units of the data if these columns are centred and scaled.
+
+    Where not (an interaction without its main effects), centred columns are another model.
+    """
+    anything = Scaling(tuple(ScaledColumn(name, 0.7, 1.3) for name in names))
+    return FormulaEncoding(formula, columns, anything).is_reversible

@@ -13,6 +13,7 @@ from typing import Any
 
 from cavity.errors import CavityError
 from cavity.store.directory import write_atomically
+from cavity.store.private import private_file, private_folder
 
 STATUS, REQUESTS, LOCK, LEAVE = "status.json", "requests", "lock", "leave"
 STOP, WITHDRAW = "stop", "withdraw-"
@@ -21,8 +22,8 @@ STOP, WITHDRAW = "stop", "withdraw-"
 @contextmanager
 def only_one(folder: Path, who: str) -> Iterator[None]:
     """Raise CavityError where another process has this folder; the lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "w") as file:
+    private_folder(folder)
+    with open(folder / LOCK, "w", opener=private_file) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -64,8 +65,8 @@ class Requests:
 
     def put(self, request: str) -> None:
         """Ask."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / request).touch()
+        private_folder(self._folder)
+        open(self._folder / request, "a", opener=private_file).close()
 
     def pending(self) -> list[str]:
         """All that is asked for."""

@@ -5,14 +5,13 @@
     clients/NAME/        that client's: its private key, the authority's and the server's certificates
 
 TLS keeps strangers from reading, the nodes' keys keep them from connecting. Besides, both sides sign what they send
-(`cavity.engines.letters`), since whoever reaches a server of Flower may start runs of his own on it.
+(`cavity.engines.letters`), since a process on the server's machine may start runs of its own at Flower's SuperLink.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from cavity.engines.letters import Sign, Verify
 from cavity.errors import StudyError
+from cavity.store.private import make_folder, private_file
 from cavity.study.schema import Study
 
 DAYS = 730
@@ -52,6 +52,9 @@ def make_keys(study: Study, folder: Path, hosts: Sequence[str]) -> list[Handout]
     """
     if folder.exists():
         raise StudyError(f"{folder}: it is there already, and may hold keys in use; give another --output")
+    make_folder(folder)
+    make_folder(folder / "clients")
+    make_folder(folder / "server")
     authority_key, authority = _authority(study)
     server_key = ec.generate_private_key(ec.SECP384R1())
     certificate = _certificate(study, authority_key, authority, server_key, [*ALWAYS, *hosts])
@@ -154,8 +157,8 @@ def _host(host: str) -> x509.GeneralName:
 
 def _write(path: Path, content: bytes) -> None:
     """For the owner's eyes only."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    make_folder(path.parent)
+    with open(path, "xb", opener=private_file) as file:
         file.write(content)
 
 

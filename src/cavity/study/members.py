@@ -72,18 +72,13 @@ class Members:
     def need_new_run(self, algorithm: Algorithm, server: ServerState) -> bool:
         """Whether a change of members makes all that was computed worthless.
 
-        A scaling by the sums of all is another one then; and where the server has no row of a client, it cannot take
-        it out again.
+        Where the server has no row of a client, it cannot take it out again. Scaling and prior stay in any case.
         """
-        scaled = bool(self._study.federated_columns)
         has_rows = isinstance(algorithm, RowAlgorithm) and not server.held_by_clients
         gone = {*self._asked_to_go(), *self._withdrawn} & set(server.names)
-        come = self._newcomers(server.names)
-        if not (scaled and (gone or come)) and not (gone and not has_rows):
+        if has_rows or not gone:
             return False
         self.withdraw_early()
-        for name in come:
-            self._say(f"{name} has come")
         return True
 
     def withdraw_early(self) -> None:

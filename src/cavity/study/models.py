@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
+import os
 import types
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +16,7 @@ import numpy as np
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, StudyError
 from cavity.interfaces import LatentModel, Model
+from cavity.likelihoods import GaussianUnknownNoise
 from cavity.models.regression import (
     Regression,
     gaussian_prior,
@@ -25,10 +28,12 @@ from cavity.models.regression import (
 from cavity.study import words
 from cavity.study.columns import Category
 from cavity.study.encoding import FormulaEncoding
-from cavity.study.priors import LOG_NOISE_SCALE
+from cavity.study.priors import LOG_NOISE_SCALE, NOISE_FLOOR
 from cavity.study.scaling import Scaling
 from cavity.study.schema import ModelChoice, PriorChoice, Study
 from cavity.study.suitability import outcome_misfit
+
+ALLOW_MODELS = "CAVITY_ALLOW_MODELS"  # in the environment: names of modules, separated by commas or spaces
 
 
 def study_model(study: Study, scaling: Scaling) -> Any:
@@ -39,6 +44,7 @@ def study_model(study: Study, scaling: Scaling) -> Any:
         scaling: of its predictors, as `study_scaling` gives it.
     """
     if study.model.function is not None:
+        check_allowed(study)
         return own_model(study.model.function, dict(study.model.arguments))
     assert study.model.formula is not None
     assert study.model.kind is not None
@@ -62,11 +68,7 @@ def regression_model(
         outputs, constant = outcome.ordered[1:], (False,) * (len(outcome.ordered) - 1)
     if kind == "linear" and noise_sd is None:
         outputs, constant = ("", "log_noise_sd"), (False, True)
-    scales = dict(prior.scales)
-    if unknown := sorted(scales.keys() - set(design.names)):
-        raise StudyError(f"there is no coefficient {unknown[0]!r} to have a prior; there are {', '.join(design.names)}")
-    slopes = [scales.get(name, prior.scale) for name in design.names]
-    block = [prior.intercept_scale, *slopes] if design.intercept else slopes
+    block = _prior_scales(kind, encoding, prior)
     every = np.concatenate(
         [[prior.log_noise_scale or LOG_NOISE_SCALE] if is_constant else block for is_constant in constant]
     )
@@ -78,12 +80,54 @@ def regression_model(
     elif kind == "softmax":
         model = softmax_regression(design.names, len(outputs) + 1, **options)
     else:
-        model = linear_regression(design.names, noise_sd=noise_sd, **options)
+        _, unit = encoding.outcome_units
+        model = linear_regression(design.names, noise_sd=None if noise_sd is None else noise_sd / unit, **options)
+        model = replace(model, log_outcome_scale=math.log(unit))
+        if noise_sd is None and encoding.scaling.outcome is not None:
+            # without an intercept the outcome is in units of its size, which may be many times its spread
+            floor = NOISE_FLOOR if design.intercept else NOISE_FLOOR / 100
+            model = replace(model, likelihood=GaussianUnknownNoise(floor))
     return replace(model, outputs=outputs, constant=constant, encoding=encoding)
 
 
+def _prior_scales(kind: str, encoding: FormulaEncoding, prior: PriorChoice) -> list[float]:
+    """Of the intercept and the slopes, for the columns that the model computes with.
+
+    These are the columns of the formula's matrix over their standard deviations. The scale of a slope is per standard
+    deviation in linear regression; elsewhere, and for single coefficients, it is per unit of the matrix's column.
+    """
+    design = encoding.design
+    scales = dict(prior.scales)
+    if unknown := sorted(scales.keys() - set(design.names)):
+        raise StudyError(f"there is no coefficient {unknown[0]!r} to have a prior; there are {', '.join(design.names)}")
+    units = {column.name: column.scale for column in encoding.scaling.design}
+    slopes = []
+    for name in design.names:
+        unit = units.get(name, 1.0)
+        common = prior.scale if kind == "linear" else prior.scale * unit
+        slopes.append(scales[name] * unit if name in scales else common)
+    return [prior.intercept_scale, *slopes] if design.intercept else slopes
+
+
+def check_allowed(study: Study) -> None:
+    """Raise StudyError unless this site allows the module of a study's own model, if it has one, by exactly that name.
+
+    A module that is imported runs, and a study file comes from others. So nothing is imported before.
+    """
+    if study.model.function is None:
+        return
+    module = study.model.function.partition(":")[0]
+    if module not in {*study.allow_models, *os.environ.get(ALLOW_MODELS, "").replace(",", " ").split()}:
+        raise StudyError(
+            f"model.function: the study {study.name!r} wants to import the module {module!r} here, for its model "
+            f"{study.model.function!r}, and this site has not allowed it. If you trust what is installed under this "
+            f"name, allow it: `--allow-model {module}`, or {ALLOW_MODELS}={module} in the environment; in Python "
+            f"`read_study(path, allow_models=[{module!r}])`"
+        )
+
+
 def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
-    """What `module:function`, which must be installed here, returns for these arguments."""
+    """What `module:function`, which must be installed and allowed here, returns for these arguments."""
     module_name, _, name = function.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -1,30 +1,32 @@
 """What a study over a network needs before its first round: the scaling of its columns, and a start to go out from.
 
-Each is found once, from the clients that begin, and kept in the run's directory. A client sends its sums once, also
-where the run has to begin anew because the others have changed.
+Each is found once, from the clients that begin, and kept in the run's directory. The scaling, and the prior with it,
+is fixed from then on, whoever leaves or joins. The clients' sums are not kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from cavity import federation, running, wire
 from cavity.engines.clientele import Clientele
 from cavity.engines.letters import Kind, Setting
+from cavity.errors import CheckpointError
 from cavity.federation import Stopping
 from cavity.interfaces import Algorithm, Engine
 from cavity.schedules import Synchronous
-from cavity.store.directory import write_atomically
-from cavity.study.building import study_algorithm, study_scaling
+from cavity.store.directory import read_tree, write_atomically
+from cavity.study.building import fits_study, study_algorithm, study_scaling
+from cavity.study.limits import max_total_rows
 from cavity.study.members import Members
-from cavity.study.scaling import Scaling, Sums
+from cavity.study.scaling import Scaling, Sums, out_of_proportion, reason_to_refuse
 from cavity.study.schema import Study
 
-SUMS, START = "sums.npz", "start.npz"
+logger = logging.getLogger("cavity")
+SCALING, START = "scaling.npz", "start.npz"
 
 
 class Preparing:
@@ -57,11 +59,13 @@ class Preparing:
     @property
     def names(self) -> list[str]:
         """Who begins: those whose sums gave the scaling, or all that are here."""
-        return list(self._known()) if self._study.federated_columns else self._members.here
+        found = self._found()
+        known = [] if found is None else [name for name in found["clients"] if name in self._members.allowed]
+        return known or self._members.here
 
-    def setting(self, *, resuming: bool) -> Setting | None:
-        """Scaling and start, as they are if a run is resumed; None if the server is to stop meanwhile."""
-        scaling = self._scaling(resuming)
+    def setting(self) -> Setting | None:
+        """Scaling and start, as they are if they have been found; None if the server is to stop meanwhile."""
+        scaling = self._scaling()
         if scaling is None:
             return None
         scout, file = study_algorithm(self._study, scaling).scout, self._directory / START
@@ -72,43 +76,84 @@ class Preparing:
             if found is None:
                 return None
             write_atomically(file, wire.to_bytes(found))
-        return Setting(scaling, start=wire.from_bytes(file.read_bytes(), self._clientele.terms.types))
+        return Setting(scaling, start=read_tree(file, self._clientele.terms.types))
 
-    def _scaling(self, resuming: bool) -> Scaling | None:
+    def _scaling(self) -> Scaling | None:
         study = self._study
-        if not study.federated_columns:
+        if not study.federated_columns and not study.scales_design:
             return study_scaling(study)
-        known = self._known()
-        while not resuming:
+        if (found := self._found()) is not None:
+            return found["scaling"]
+        known: dict[str, Sums] = {}
+        while True:
             least = self._gather()
             if self._members.stopping:
                 return None
-            known = {name: known[name] for name in self._members.allowed if name in known}  # who has left is forgotten
-            known |= self._sums([name for name in self._members.here if name not in known])
-            if len(known) >= least:
-                self._say(f"the sums of {len(known)} clients give the scaling of {', '.join(study.federated_columns)}")
-                write_atomically(self._directory / SUMS, wire.to_bytes(known))
-                break
+            if study.federated_columns:
+                known |= self._sums([name for name in self._members.here if name not in known])
+                for name, reason in self._out_of_bounds(
+                    known
+                ).items():  # it is asked again, and nobody is stopped by it
+                    del known[name]
+                    self._refuse(name, reason)
+            names = [name for name in self._members.here if name in known or not study.federated_columns]
+            scaling = self._scaled_by(names, known, least) if len(names) >= least else None
+            if scaling is not None:
+                self._say(f"the sums of {len(names)} clients give the scaling; it stays, whoever leaves or joins")
+                write_atomically(self._directory / SCALING, wire.to_bytes({"clients": names, "scaling": scaling}))
+                return scaling
             self._clientele.sleep(1.0)
-        return study_scaling(study, list(known.values()))
 
-    def _known(self) -> dict[str, Sums]:
-        file = self._directory / SUMS
-        return wire.from_bytes(file.read_bytes()) if file.exists() else {}
+    def _scaled_by(self, names: Sequence[str], known: dict[str, Sums], least: int) -> Scaling | None:
+        """By the sums of these clients; None where fewer than `least` of them answer."""
+        totals = [known[name] for name in names if name in known]
+        scaling = study_scaling(self._study, totals)
+        if not self._study.scales_design:
+            return scaling
+        design = self._sums(names, scaling)
+        for name, reason in self._out_of_bounds(design, known).items():
+            del design[name]
+            self._refuse(name, reason)
+        return study_scaling(self._study, totals, list(design.values())) if len(design) >= least else None
 
-    def _sums(self, names: Sequence[str]) -> dict[str, Sums]:
-        """Those that can be used, by client."""
-        letters = self._clientele.ask_all(Kind.SUMS, names, {}, self._clientele.terms.seconds)
+    def _out_of_bounds(self, sums: Mapping[str, Sums], before: Mapping[str, Sums] | None = None) -> dict[str, str]:
+        """Whose sums do not go with the others', with the reason; `before` has those of the columns themselves."""
+        found = out_of_proportion(sums)
+        most, rows = max_total_rows(self._study), {name: int(own.num_rows) for name, own in sums.items()}
+        if rows and sum(rows.values()) > most:
+            largest = max(rows, key=lambda name: rows[name])
+            found[largest] = f"all clients together would have more than the {most:,} rows of `max_total_rows`"
+        for name, own in (before or {}).items():
+            if name in rows and rows[name] != int(own.num_rows):
+                found[name] = f"it had {int(own.num_rows)} rows before, and now {rows[name]}"
+        return found
+
+    def _found(self) -> dict[str, Any] | None:
+        file = self._directory / SCALING
+        if not file.exists():
+            return None
+        found = read_tree(file)
+        if not isinstance(found, dict) or not fits_study(self._study, found.get("scaling")):
+            raise CheckpointError(f"{file}: it does not hold the study's scaling; delete the folder and start anew")
+        return found
+
+    def _sums(self, names: Sequence[str], scaling: Scaling | None = None) -> dict[str, Sums]:
+        """Those that can be used, by client: of columns, or, given their scaling, of the formula's matrix."""
+        letters = self._clientele.ask_all(Kind.SUMS, names, {"scaling": scaling}, self._clientele.terms.seconds)
         found: dict[str, Any] = {name: letters[name].body.get("sums") for name in names if name in letters}
-        return {name: sums for name, sums in found.items() if self._usable(name, sums)}
+        study = self._study
+        asked = (study.federated_columns, study.farthest) if scaling is None else (study.design_names, {})
+        return {name: sums for name, sums in found.items() if self._usable(name, sums, *asked)}
 
-    def _usable(self, name: str, sums: Any) -> bool:
-        width = (len(self._study.federated_columns),)
-        fits = isinstance(sums, Sums) and sums.columns == self._study.federated_columns
-        fits = fits and np.shape(sums.sum) == width and np.shape(sums.sum_of_squares) == width
-        if not fits:
-            self._say(f"the sums of {name} are refused: they are not those that the study asks for")
-        return fits
+    def _usable(self, name: str, sums: Any, columns: tuple[str, ...], farthest: Mapping[str, float]) -> bool:
+        reason = reason_to_refuse(sums, columns, farthest, max_total_rows(self._study))
+        if reason is not None:
+            self._refuse(name, reason)
+        return reason is None
+
+    def _refuse(self, name: str, reason: str) -> None:
+        logger.warning("client %r: its sums are refused: %s", name, reason)
+        self._say(f"the sums of {name} are refused: {reason}")
 
     def _start(self, scout: Any, setting: Setting) -> Any:
         """What the scout finds, over the same network."""

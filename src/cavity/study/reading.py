@@ -5,36 +5,49 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from cavity.errors import StudyError
+from cavity.errors import StudyError, printable
 from cavity.study import words
 from cavity.study.columns import MISSING_LEVEL, Category, Column, FixedScaling, Missing, ScalingRule
-from cavity.study.priors import INTERCEPT_SCALE, LOG_NOISE_SCALE, slope_scale
+from cavity.study.priors import LOG_NOISE_SCALE, SLOPE_SCALE, intercept_scale
 from cavity.study.schema import MIN_ROWS, AlgorithmChoice, ModelChoice, Part, PriorChoice, RunChoice, Study
 from cavity.study.sections import NEEDED, Page, Section
 from cavity.study.suitability import misfits
 
+NO_DEFAULT = (
+    "it is missing: an outcome that is not scaled has no default prior; give it in the units of the outcome, or scale "
+    'the outcome (`scaling = "federated"`, or agreed numbers)'
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names of clients are names of files too
 
 
-def read_study(path: str | os.PathLike[str]) -> Study:
-    """The study of a file. Raises StudyError with all problems, each with its key and line."""
+def read_study(path: str | os.PathLike[str], *, allow_models: Collection[str] = ()) -> Study:
+    """The study of a file. Raises StudyError with all problems, each with its key and line.
+
+    Args:
+        path: of the file.
+        allow_models: modules, by their full names, that `model.function` may be imported from here. Give those that you
+            trust: a study file comes from others, and a module that is imported runs.
+    """
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise StudyError(f"{path}: it is not text in UTF-8") from None
-    return parse_study(text)
+    return parse_study(text, allow_models=allow_models)
 
 
-def parse_study(text: str) -> Study:
-    """The study of a file's text."""
+def parse_study(text: str, *, allow_models: Collection[str] = ()) -> Study:
+    """The study of a file's text; arguments as in `read_study`."""
+    if isinstance(allow_models, str):
+        raise StudyError(f"allow_models is a list of names of modules; give [{allow_models!r}]")
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(f"it is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and lists within lists
+        raise StudyError(f"it is not TOML that can be read: {printable(error)}") from None
     page = Page(text)
     top = Section(page, (), values)
     parts: dict[str, Any] = {
@@ -42,18 +55,26 @@ def parse_study(text: str) -> Study:
         "id": _name(top, "id"),
         "clients": _clients(top),
         "min_rows": top.whole("min_rows", MIN_ROWS, least=1),
-        "scaling": ScalingRule(top.word("scaling", [rule.value for rule in ScalingRule], ScalingRule.NONE.value)),
+        "max_total_rows": top.whole("max_total_rows", None, least=1),
         "model": (model := _model(top.section("model", needed=True))),
+        "scaling": _study_scaling(top, model),
         "columns": _columns(top.section("columns", needed=model.formula is not None)),
         "prior": _prior(top, model),
         "algorithm": _algorithm(top.section("algorithm"), model),
         "run": _run(top.section("run")),
+        "allow_models": tuple(allow_models),
     }
     top.close()
     page.finish()
     study = Study(**parts)
     for path, message in misfits(study):
         page.problem(path, message)
+    page.finish()
+    if model.kind == "linear" and study.outcome_rule == ScalingRule.NONE:
+        noise = () if model.noise_sd is not None else ("log_noise_scale",)
+        for key in ("scale", "intercept_scale", *noise):
+            if key not in values.get("prior", {}):
+                page.problem(("prior", key), NO_DEFAULT)
     page.finish()
     return study
 
@@ -138,6 +159,11 @@ def _scaling(section: Section) -> FixedScaling | ScalingRule | None:
     return None if centre is None or scale is None else FixedScaling(centre, scale)
 
 
+def _study_scaling(top: Section, model: ModelChoice) -> ScalingRule:
+    default = ScalingRule.FEDERATED if model.function is None else ScalingRule.NONE
+    return ScalingRule(top.word("scaling", [rule.value for rule in ScalingRule], default.value))
+
+
 def _prior(top: Section, model: ModelChoice) -> PriorChoice | None:
     if model.function is not None:
         if top.has("prior"):
@@ -145,8 +171,8 @@ def _prior(top: Section, model: ModelChoice) -> PriorChoice | None:
             top.problem("prior", "a model of your own brings its prior; leave this table out")
         return None
     section = top.section("prior")
-    scale = section.positive("scale", slope_scale(model.kind))
-    intercept = section.positive("intercept_scale", INTERCEPT_SCALE)
+    scale = section.positive("scale", SLOPE_SCALE)
+    intercept = section.positive("intercept_scale", intercept_scale(model.kind))
     estimated = model.kind == "linear" and model.noise_sd is None
     noise = section.positive("log_noise_scale", LOG_NOISE_SCALE) if estimated else None
     single = section.section("scales")

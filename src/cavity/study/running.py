@@ -20,7 +20,7 @@ from cavity.federation import Observer
 from cavity.results import Fit
 from cavity.store.directory import RunDirectory, write_atomically
 from cavity.store.versions import versions
-from cavity.study.building import client_data, study_algorithm, study_scaling, study_schedule, sums
+from cavity.study.building import client_data, scaling_of, study_algorithm, study_schedule, sums
 from cavity.study.identity import differences
 from cavity.study.reading import read_study
 from cavity.study.schema import Study
@@ -50,8 +50,8 @@ def run_study(
     """
     if unlike := set(study.clients) ^ set(tables):
         raise DataError(f"there must be a table for every client of the study and for nobody else; see {_list(unlike)}")
-    totals = _of_each(study, tables, lambda table: sums(study, table)) if study.federated_columns else {}
-    scaling = study_scaling(study, list(totals.values()))
+    _of_each(study, tables, lambda table: sums(study, table))  # what is wrong with the data is told of all clients
+    scaling = scaling_of(study, [tables[name] for name in study.clients])
     algorithm = study_algorithm(study, scaling)
     clients = _of_each(study, tables, lambda table: client_data(study, table, scaling))
     for name, data in clients.items():
@@ -101,7 +101,7 @@ def open_run(directory: str | os.PathLike[str], study: Study, text: str, *, resu
     if resume and (changed := differences(read_study(directory / STUDY), study)):
         raise StudyError(f"{directory}: its run is of another version of the study; see the keys {', '.join(changed)}")
     write_atomically(directory / STUDY, text.encode())
-    found = versions("formulaic", "pandas") | {"study": study.hash}
+    found = versions() | {"study": study.hash}
     write_atomically(directory / VERSIONS, (json.dumps(found, indent=2) + "\n").encode())
 
 
@@ -123,15 +123,10 @@ def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = 0.
 
 def posterior_file(fit: Fit) -> bytes:
     """The bytes of `posterior.npz`."""
-    import jax
-
-    posterior = fit.reported
-    if not isinstance(posterior, Gaussian):
-        return wire.to_bytes(posterior)
-    with jax.enable_x64(True):
-        mean, covariance = np.asarray(posterior.mean), np.asarray(posterior.covariance)
-    buffer = io.BytesIO()
-    np.savez(buffer, names=np.array(fit.algorithm.model.parameter_names), mean=mean, covariance=covariance)
+    if not isinstance(fit.posterior, Gaussian):
+        return wire.to_bytes(fit.reported)
+    found, buffer = fit.coefficients, io.BytesIO()
+    np.savez(buffer, names=np.array(found.names), mean=found.mean, covariance=found.covariance)
     return buffer.getvalue()
 
 

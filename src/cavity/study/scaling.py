@@ -1,11 +1,12 @@
-"""Centre and scale of predictors: given in the study, or from sums that every client sends once.
+"""Centre and scale of columns: given in the study, or from sums that every client sends before the first round.
 
-With a centre m and a scale s per column the model computes with (value - m) / s; the prior speaks of that, and results
-are told in the units of the data again. The sums are n, the sum and the sum of squares of each such column:
+The model computes with (value - centre) / scale, of numeric predictors, of the outcome of linear regression, and of the
+columns of the formula's matrix; the prior is on that, and results are in the units of the data again. The sums are n,
+the sum and the sum of squares of each such column around an agreed value a:
 
-    m = sum / n,     s^2 = sum of squares / n - m^2
+    mean = a + sum / n,     sd^2 = sum of squares / n - (sum / n)^2
 
-which is the mean and the standard deviation (with divisor n) of all rows together, wherever they are.
+which is the mean and the standard deviation (with divisor n) of all rows together. Sums are additive over clients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import fsum, sqrt
+from math import fsum, inf, sqrt
+from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -24,15 +26,20 @@ from cavity.state import Record
 
 ROUNDING = 1e-13  # of the mean square: a variance below this is not distinguishable from zero
 
+MOST_ROWS = 10**12
+LARGEST_SUM = 1e150  # its square is finite
+LARGEST = 1e100  # of a centre or a scale: the square of one in units of the other is finite
+OUT_OF_PROPORTION = 1e6  # times the others' root mean square: no unit of measurement explains it
+
 
 class Sums(eqx.Module):
-    """All that a client tells about its columns for scaling them.
+    """All that a client sends about its columns for scaling them.
 
     Attributes:
         columns: their names.
         num_rows: n.
-        sum: of each.
-        sum_of_squares: of each.
+        sum: of each, of its differences from an agreed value.
+        sum_of_squares: of these differences.
     """
 
     columns: tuple[str, ...] = eqx.field(static=True)
@@ -52,14 +59,37 @@ class ScaledColumn(Record):
 
 @dataclass(frozen=True)
 class Scaling(Record):
-    """The centres and scales of those columns that have one."""
+    """The centres and scales of what has one. It is fixed before the first round, and so is the prior with it.
+
+    Attributes:
+        columns: numeric predictors, scaled before the formula computes with them.
+        outcome: that of linear regression; None takes it as it is.
+        design: the columns of the formula's matrix, computed from scaled predictors; none takes them as they are.
+    """
 
     columns: tuple[ScaledColumn, ...] = ()
+    outcome: ScaledColumn | None = None
+    design: tuple[ScaledColumn, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are scaled."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether all centres are numbers, and all scales positive, of a size that can be computed with."""
+        return all(abs(column.centre) < LARGEST and 1 / LARGEST < column.scale < LARGEST for column in self.all_columns)
+
+    @property
+    def before_design(self) -> tuple[ScaledColumn, ...]:
+        """Predictors and the outcome."""
+        return (*self.columns, *(() if self.outcome is None else (self.outcome,)))
+
+    @property
+    def all_columns(self) -> tuple[ScaledColumn, ...]:
+        """Predictors, the outcome, and the columns of the matrix."""
+        return (*self.before_design, *self.design)
 
     def apply(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The values that the model computes with; columns that are not scaled stay."""
@@ -77,10 +107,26 @@ class Scaling(Record):
             for name, column in values.items()
         }
 
+    def apply_to_design(self, x: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n p"]:
+        """The matrix that the model computes with."""
+        if not self.design:
+            return x
+        return (x - [column.centre for column in self.design]) / [column.scale for column in self.design]
 
-def sums_of(columns: Sequence[str], values: Mapping[str, np.ndarray], num_rows: int) -> Sums:
-    """A client's sums, each the float nearest to the exact one."""
-    numbers = [np.asarray(values[name], float) for name in columns]
+    def apply_to_outcome(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """The outcomes that the model computes with."""
+        return y if self.outcome is None else (y - self.outcome.centre) / self.outcome.scale
+
+
+def sums_of(
+    columns: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    num_rows: int,
+    centres: Mapping[str, float] | None = None,
+) -> Sums:
+    """A client's sums around agreed values (0 where none is given), each the float nearest to the exact one."""
+    around = centres or {}
+    numbers = [np.asarray(values[name], float) - around.get(name, 0.0) for name in columns]
     return Sums(
         tuple(columns),
         np.asarray(num_rows),
@@ -89,8 +135,73 @@ def sums_of(columns: Sequence[str], values: Mapping[str, np.ndarray], num_rows: 
     )
 
 
-def scaling_from(totals: Sequence[Sums]) -> tuple[ScaledColumn, ...]:
-    """Centre and scale of each column over all clients. Exact but for the rounding of the clients' sums."""
+def reason_to_refuse(
+    sums: Any, columns: Sequence[str], farthest: Mapping[str, float] | None = None, most_rows: int = MOST_ROWS
+) -> str | None:
+    """Why a client's sums cannot be used; None where they can.
+
+    Sums of n numbers satisfy (sum x)^2 <= n * sum x^2, up to rounding, and a sum of squares is not negative. Numbers
+    within h of the agreed value have sum x^2 <= n h^2.
+
+    Args:
+        sums: as they came.
+        columns: those that the study asks for.
+        farthest: h of the columns whose range is declared.
+        most_rows: that a client may have.
+    """
+    if not isinstance(sums, Sums) or tuple(sums.columns) != tuple(columns):
+        return "they are not those that the study asks for"
+    num_rows, total, squares = (np.asarray(value) for value in (sums.num_rows, sums.sum, sums.sum_of_squares))
+    if num_rows.shape != () or num_rows.dtype.kind not in "iu" or not 1 <= num_rows <= most_rows:
+        return f"the number of rows must be a count from 1 to {most_rows:,}"
+    if any(each.shape != (len(columns),) or each.dtype.kind != "f" for each in (total, squares)):
+        return "they are not one number per column"
+    total, squares = total.astype(float), squares.astype(float)
+    for name, x, xx in zip(columns, total, squares, strict=True):
+        if not (abs(x) <= LARGEST_SUM and 0 <= xx <= LARGEST_SUM):
+            return f"those of column '{name}' are not finite, too large, or negative where they cannot be"
+        if x**2 > float(num_rows) * xx * (1 + 1e-9):
+            return f"those of column '{name}' contradict each other: no {int(num_rows)} numbers have them"
+        if xx > float(num_rows) * (farthest or {}).get(name, inf) ** 2 * (1 + 1e-9):
+            return f"those of column '{name}' are larger than numbers within the declared range have"
+    return None
+
+
+def out_of_proportion(sums: Mapping[str, Sums]) -> dict[str, str]:
+    """Clients whose values are beyond all proportion to the others', with the reason: one would set everybody's scale.
+
+    It compares the root mean square of each column, around its agreed value, with the median of the other clients'.
+    """
+    roots = {name: np.sqrt(own.sum_of_squares / float(own.num_rows)) for name, own in sums.items()}
+    found = {}
+    for name, own in roots.items():
+        others = [root for other, root in roots.items() if other != name]
+        usual = np.median(others, axis=0) if others else own
+        far = (usual > 0) & (own > OUT_OF_PROPORTION * usual)
+        if far.any():
+            column = sums[name].columns[int(np.argmax(far))]
+            found[name] = (
+                f"its values of column '{column}' are more than {OUT_OF_PROPORTION:,.0f} times those of the others; "
+                "check its units, and declare a range for the column"
+            )
+    return found
+
+
+def scaling_from(
+    totals: Sequence[Sums],
+    centres: Mapping[str, float] | None = None,
+    *,
+    around_zero: bool = False,
+    allow_constant: bool = False,
+) -> tuple[ScaledColumn, ...]:
+    """Centre and scale of each column over all clients. Exact but for the rounding of the clients' sums.
+
+    Args:
+        totals: one per client.
+        centres: the agreed values that the sums are around.
+        around_zero: leave the centre at 0, and scale by the root mean square; for formulas without an intercept.
+        allow_constant: a column that does not vary gets the scale 1; else it is refused.
+    """
     if not totals:
         raise CavityError("the scaling comes from the clients' sums, and there are none yet")
     columns = totals[0].columns
@@ -103,13 +214,18 @@ def scaling_from(totals: Sequence[Sums]) -> tuple[ScaledColumn, ...]:
     num_rows = sum(int(client.num_rows) for client in totals)
     scaled = []
     for i, name in enumerate(columns):
+        around = Fraction((centres or {}).get(name, 0.0))
         mean = sum((Fraction(float(client.sum[i])) for client in totals), Fraction()) / num_rows
         square = sum((Fraction(float(client.sum_of_squares[i])) for client in totals), Fraction()) / num_rows
-        variance = float(square - mean**2)  # in fractions nothing cancels
-        if variance <= ROUNDING * float(square):
+        variance = square - mean**2  # in fractions nothing cancels
+        centre = around + mean
+        if around_zero:
+            variance, centre = variance + centre**2, Fraction()
+        scale = sqrt(variance) if variance > ROUNDING * float(square) else 0.0
+        if scale == 0.0 and not allow_constant:
             raise CavityError(
-                f"column '{name}' has (nearly) the same value in all rows of all clients, so it has no scale; "
-                "take it out of the formula, or give it a fixed scaling"
+                f"column '{name}' has (nearly) the same value in all rows of all clients, so it has no scale; take it "
+                "out of the formula, or give it a fixed scaling. If it varies around a large value, declare its range"
             )
-        scaled.append(ScaledColumn(name, float(mean), sqrt(variance)))
+        scaled.append(ScaledColumn(name, float(centre), scale or 1.0))
     return tuple(scaled)

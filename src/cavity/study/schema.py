@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from cavity.study.columns import Column, FixedScaling, Integer, Number, ScalingRule
@@ -43,11 +44,11 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class PriorChoice:
-    """Normal priors around zero, of the coefficients of scaled columns where columns are scaled.
+    """Normal priors around zero, of the coefficients of scaled columns and a scaled outcome where these are scaled.
 
     Attributes:
         scale: the standard deviation for every slope.
-        intercept_scale: that of intercepts.
+        intercept_scale: that of intercepts, which are the values at the centres of the columns.
         log_noise_scale: that of the log of the noise, where it is estimated.
         scales: that of single coefficients, by name.
     """
@@ -124,6 +125,9 @@ class Study:
         prior: of a regression by formula; None for a user's own model, which has its own.
         algorithm: how.
         run: how long.
+        allow_models: the modules that `model.function` may be imported from here. It is this site's own word: no file
+            of a study has it, and it is no part of what is agreed.
+        max_total_rows: of all clients together, for the bound on posteriors that a client answers; None is 10,000,000.
     """
 
     name: str
@@ -136,6 +140,8 @@ class Study:
     prior: PriorChoice | None
     algorithm: AlgorithmChoice
     run: RunChoice
+    allow_models: tuple[str, ...] = field(default=(), compare=False)
+    max_total_rows: int | None = None
 
     @property
     def formula(self) -> Formula | None:
@@ -152,17 +158,64 @@ class Study:
 
     @property
     def scaling_rules(self) -> dict[str, FixedScaling | ScalingRule]:
-        """How each numeric predictor is scaled, of those that are."""
+        """How each numeric predictor is scaled, of those that are.
+
+        The study's own rule leaves out a column inside of a function, and all columns where centred ones would make
+        another model of the formula.
+        """
+        from cavity.study.encoding import is_reversible
+
         predictors = self.used_columns if self.formula is None else self.used_columns[1:]
         numeric = [column for column in predictors if isinstance(column, (Number, Integer))]
         default = ScalingRule.NONE if self.formula is None else self.scaling
-        rules = {column.name: default if column.scaling is None else column.scaling for column in numeric}
-        return {name: rule for name, rule in rules.items() if rule != ScalingRule.NONE}
+        rules = {column.name: column.scaling for column in numeric}
+        chosen = {name: rule for name, rule in rules.items() if rule not in (None, ScalingRule.NONE)}
+        if default != ScalingRule.NONE and self.formula is not None and self.model.formula is not None:
+            rest = [name for name, rule in rules.items() if rule is None and name not in self.formula.transformed]
+            if is_reversible(self.model.formula, self.used_columns, (*chosen, *rest)):
+                chosen |= dict.fromkeys(rest, default)
+        return {name: rule for name in rules if (rule := chosen.get(name)) is not None}
+
+    @property
+    def outcome_rule(self) -> FixedScaling | ScalingRule:
+        """How the outcome of linear regression is scaled; other outcomes are not."""
+        if self.model.kind != "linear":
+            return ScalingRule.NONE
+        own = getattr(self.used_columns[0], "scaling", None)
+        return self.scaling if own is None else own
 
     @property
     def federated_columns(self) -> tuple[str, ...]:
-        """The columns whose sums every client sends once, before the first round."""
-        return tuple(name for name, rule in self.scaling_rules.items() if rule == ScalingRule.FEDERATED)
+        """The columns whose sums every client sends before the first round: predictors, then the outcome."""
+        predictors = [name for name, rule in self.scaling_rules.items() if rule == ScalingRule.FEDERATED]
+        outcome = [self.used_columns[0].name] if self.outcome_rule == ScalingRule.FEDERATED else []
+        return (*predictors, *outcome)
+
+    @property
+    def scales_design(self) -> bool:
+        """Whether every client sends sums of the columns of the formula's matrix too, before the first round."""
+        return self.model.kind is not None and self.scaling == ScalingRule.FEDERATED
+
+    @property
+    def design_names(self) -> tuple[str, ...]:
+        """The columns of the formula's matrix."""
+        from cavity.study.design import Design
+
+        return () if self.model.formula is None else Design(self.model.formula, self.used_columns[1:]).names
+
+    @property
+    def agreed_centres(self) -> dict[str, float]:
+        """The values that the sums of columns are around: the middle of a declared range, else 0."""
+        return {column.name: _middle(column) for column in self.used_columns if column.name in self.federated_columns}
+
+    @property
+    def farthest(self) -> dict[str, float]:
+        """How far a value may be from its agreed centre, for columns with a declared range."""
+        return {
+            column.name: max(abs(end - self.agreed_centres[column.name]) for end in column.range)
+            for column in self.used_columns
+            if column.name in self.federated_columns and isinstance(column, (Number, Integer)) and column.range
+        }
 
     @property
     def hash(self) -> str:
@@ -170,3 +223,10 @@ class Study:
         from cavity.study.identity import digest
 
         return digest(self)
+
+
+def _middle(column: Column) -> float:
+    declared = column.range if isinstance(column, (Number, Integer)) else None
+    if declared is None or not all(map(math.isfinite, declared)):
+        return 0.0
+    return 0.5 * declared[0] + 0.5 * declared[1]

@@ -15,6 +15,7 @@ from cavity.study.places import line_of, spelled
 from cavity.study.schema import Part
 
 NEEDED: Any = object()  # the default of a key that must be there
+LARGEST = 2**63  # of a whole number in a file
 
 
 class Page:
@@ -76,7 +77,7 @@ class Section:
         """A whole number of at least `least`."""
 
         def fits(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and value >= least
+            return isinstance(value, int) and not isinstance(value, bool) and least <= value < LARGEST
 
         return self._take(key, default, fits, f"a whole number of at least {least}")
 
@@ -182,6 +183,8 @@ def is_number(value: Any, *, finite: bool = True) -> bool:
     """Whether it is a number, and not a truth value or NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
+    if isinstance(value, int):
+        return abs(value) < LARGEST
     return math.isfinite(value) if finite else not math.isnan(value)
 
 

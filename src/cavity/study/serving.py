@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from cavity import federation, results, running
+from cavity import federation, ledger, results, running
 from cavity.engines.clientele import Clientele, Terms
 from cavity.engines.letters import Kind, Setting, Sign, Verify, unsigned
 from cavity.engines.local import LocalEngine
 from cavity.engines.network import NetworkEngine
 from cavity.engines.post import Post
 from cavity.errors import CavityError
+from cavity.evidence import closing_exchange, has_evidence
 from cavity.federation import Record, Stopping
 from cavity.fit import Fit
 from cavity.interfaces import Algorithm, LatentModel
@@ -30,8 +31,9 @@ from cavity.state import ClientState, ServerState
 from cavity.store.directory import HISTORY, RunDirectory, write_atomically
 from cavity.study.building import study_algorithm, study_schedule
 from cavity.study.folders import write_status
+from cavity.study.limits import ServerBounds
 from cavity.study.members import Members
-from cavity.study.networked import check_for_network, foreign_types, identity_of
+from cavity.study.networked import check_for_network, foreign_types, identity_of, largest_messages
 from cavity.study.preparing import START, Preparing
 from cavity.study.running import POSTERIOR, STUDY, SUMMARY, VERSIONS, open_run, write_results
 from cavity.study.schema import Study
@@ -108,6 +110,7 @@ class StudyServer:
             manner.verify,
             foreign_types(study),
             manner.seconds,
+            largest_message=largest_messages(study)[0],
         )
         self._seen: dict[str, Any] = {"state": "waiting"}
         self._clientele = Clientele(post, terms, reopen=reopen, asked=lambda: self._members.interrupted, say=self._say)
@@ -122,7 +125,9 @@ class StudyServer:
             self._say("stopped; start the server again to go on", state="stopped")
         elif fit is not None:
             write_results(fit, self._directory)
-            self._say(f"done after {len(fit.history)} rounds: {fit.stopped}", state="done")
+            missing = fit.server.clients.set_aside
+            lacking = f"; not all of the data of {', '.join(missing)} are in it" if missing else ""
+            self._say(f"done after {len(fit.history)} rounds: {fit.stopped}{lacking}", state="done")
             self._farewell()
         return fit
 
@@ -138,7 +143,7 @@ class StudyServer:
             say=self._say,
         )
         self._gather()
-        setting = None if self._members.stopping else preparing.setting(resuming=self._resuming)
+        setting = None if self._members.stopping else preparing.setting()
         if setting is None:
             return None
         algorithm = study_algorithm(self._study, setting.scaling)
@@ -147,9 +152,22 @@ class StudyServer:
         engine = self._engine(algorithm, setting, fit.client_states)
         self._see(state="running")
         try:
-            return self._rounds(fit, engine)
+            return self._closed(self._rounds(fit, engine), engine)
         finally:
             engine.close()
+
+    def _closed(self, fit: Fit, engine: NetworkEngine) -> Fit:
+        """The fit with its evidence, by one more exchange; as it is where there is none, or the run goes on."""
+        if fit.stopped == "asked" or not has_evidence(fit.algorithm):
+            return fit
+
+        def written(server: ServerState) -> None:
+            self._write(replace(fit, server=server, client_states=engine.client_states()))
+
+        server, found = closing_exchange(fit.algorithm, engine, fit.server, written)
+        fit = replace(fit, server=server, closing=(server.version, found), client_states=engine.client_states())
+        self._write(fit)
+        return fit
 
     def _begin_anew(self) -> None:
         """Letters that are under way belong to another run from now on, and no reply counts that came before."""
@@ -212,7 +230,9 @@ class StudyServer:
         told = "" if moved != moved else f", residual {moved:.1e}"
         self._say(f"round {record['round']}{told}", round=record["round"], residual=told.removeprefix(", residual "))
         # who is missing may pull yet; rounds without it would not bring the end nearer
-        members = [name for name in server.names if name in self._study.clients]
+        if (missing := record.get("missing", [])) and missing != self._seen.get("missing"):
+            self._say(f"refused again and again, and asked no more: {', '.join(missing)}", missing=missing)
+        members = [name for name in server.active if name in self._study.clients]
         here = self._clientele.here() & set(members)
         settled = all(server.residuals[name] < self._study.run.tolerance for name in here)
         if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
@@ -225,7 +245,7 @@ class StudyServer:
     def _resumed(self, algorithm: Algorithm) -> Fit:
         fit = results.load(self._directory, algorithm=algorithm, schedule=study_schedule(self._study))
         self._say(f"going on after round {len(fit.history)}")
-        return fit
+        return replace(fit, server=ledger.readmit(fit.server))
 
     def _opened(self, algorithm: Algorithm, names: Sequence[str]) -> Fit:
         schedule, everybody = study_schedule(self._study), [*names, *self._own_rows(algorithm)]
@@ -244,7 +264,10 @@ class StudyServer:
         seed = self._study.run.seed
         own = LocalEngine(algorithm, rows, seed=seed, states=states, held_by_clients=held) if rows else None
         least = self._manner.min_clients or 1
-        return NetworkEngine(algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows))
+        limits = None if setting.scouting else ServerBounds(self._study, setting.scaling, algorithm)
+        return NetworkEngine(
+            algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows), bounds=limits
+        )
 
     def _farewell(self) -> None:
         """The results to everybody who is here."""

@@ -6,7 +6,18 @@ import difflib
 from collections.abc import Iterator
 
 from cavity.errors import StudyError
-from cavity.study.columns import Boolean, Category, Column, FixedScaling, Integer, Missing, Number, ScalingRule, Text
+from cavity.study.columns import (
+    DATE_REMEDY,
+    Boolean,
+    Category,
+    Column,
+    FixedScaling,
+    Integer,
+    Missing,
+    Number,
+    ScalingRule,
+    Text,
+)
 from cavity.study.formula import parse_formula
 from cavity.study.schema import Study
 
@@ -37,15 +48,15 @@ def misfits(study: Study) -> Iterator[tuple[Path, str]]:
         yield ("columns", formula.outcome, "type"), problem
     if columns[formula.outcome].missing == Missing.LEVEL:
         yield ("columns", formula.outcome, "missing"), "a missing outcome is no outcome; refuse or drop its row"
-    if getattr(columns[formula.outcome], "scaling", None) not in (None, ScalingRule.NONE):
-        yield ("columns", formula.outcome, "scaling"), "the outcome is not scaled, predictors are"
+    yield from _outcome_scaling_misfits(study, columns[formula.outcome])
     for name in formula.predictors:
         if isinstance(columns[name], Text):
-            yield ("columns", name, "type"), "text cannot be in a formula; declare it as a category with its levels"
+            message = f"text cannot be in a formula; declare it as a category, or if it is a date, {DATE_REMEDY}"
+            yield ("columns", name, "type"), message
         if name in formula.computed and isinstance(columns[name], Category):
             yield ("model", "formula"), f"it computes with '{name}', which is a category and not a number"
-        rule = study.scaling_rules.get(name)
-        if name in formula.transformed and isinstance(rule, (FixedScaling, ScalingRule)):
+        rule = getattr(columns[name], "scaling", None)
+        if name in formula.transformed and rule not in (None, ScalingRule.NONE):
             message = f"the formula takes a function of '{name}', so it cannot be scaled: set its scaling to \"none\""
             yield ("columns", name, "scaling"), message
     yield from _prior_misfits(study)
@@ -67,16 +78,28 @@ def outcome_misfit(kind: str, outcome: Column) -> str | None:
     return None
 
 
+def _outcome_scaling_misfits(study: Study, outcome: Column) -> Iterator[tuple[Path, str]]:
+    """The outcome of linear regression is scaled, and no other."""
+    rule = getattr(outcome, "scaling", None)
+    if study.model.kind != "linear" and rule not in (None, ScalingRule.NONE):
+        yield ("columns", outcome.name, "scaling"), "only the outcome of linear regression is scaled"
+
+
 def _prior_misfits(study: Study) -> Iterator[tuple[Path, str]]:
-    """Scales of single coefficients must be of some that there are."""
+    """Scales of single coefficients are of some that there are; a centred outcome needs an intercept."""
     from cavity.study.design import Design
 
     assert study.model.formula is not None
+    design = Design(study.model.formula, study.used_columns[1:])
     try:
-        names = Design(study.model.formula, study.used_columns[1:]).names
+        names = design.names
     except StudyError as error:
         yield ("model", "formula"), str(error)
         return
+    rule = study.outcome_rule
+    if isinstance(rule, FixedScaling) and rule.centre != 0.0 and not design.intercept:
+        message = "without an intercept the outcome cannot be centred: give centre = 0"
+        yield ("columns", study.used_columns[0].name, "scaling"), message
     for name, _ in () if study.prior is None else study.prior.scales:
         if name not in names:
             yield ("prior", "scales", name), f"there is no such coefficient; there are {', '.join(names)}"

@@ -96,4 +96,6 @@ def _cells(name: str, column: Any) -> Sequence[Any]:
     array = np.asarray(column)
     if array.ndim != 1:
         raise DataError(f"column '{name}' must have one value per row; it has the shape {array.shape}")
-    return array.tolist() if array.dtype.kind not in "mM" else array.astype(str).tolist()
+    if array.dtype.kind == "M":
+        return [None if text == "NaT" else text for text in array.astype(str).tolist()]  # as ISO 8601
+    return (array.astype("timedelta64[us]") if array.dtype.kind == "m" else array).tolist()

@@ -1,0 +1,263 @@
+"""What receives messages and files, as the fuzzer calls it: the server, a client, and the readers of files."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavity
+from cavity import ledger, wire
+from cavity.engines import worker as worker_module
+from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.clientele import Clientele, Terms
+from cavity.engines.guard import Guard
+from cavity.engines.letters import Kind, Letter, Setting, encode
+from cavity.engines.network import Awaited, NetworkEngine
+from cavity.engines.post import Delivery
+from cavity.engines.worker import Worker
+from cavity.errors import CheckpointError
+from cavity.state import Answer, ClientState, Pending, Reply, Report, ServerState
+from cavity.store.directory import CHECKPOINT, read_tree
+from cavity.study import parse_study
+from cavity.study.building import scaling_of, study_algorithm, sums
+from cavity.study.joining import site_of
+from cavity.study.networked import identity_of, largest_messages
+from cavity.study.running import run_study
+from cavity.study.scaling import out_of_proportion, reason_to_refuse, scaling_from
+from cavity.study.table import as_table
+from tests import fuzzing
+from tests.fuzzing import Parts
+from tests.post_office import PostOffice
+
+STUDY = """\
+name = "A line"
+id = "line-1"
+clients = ["leeds", "york"]
+scaling = "federated"
+[model]
+kind = "linear"
+formula = "y ~ x + z"
+noise_sd = 0.7
+[columns.y]
+type = "number"
+[columns.x]
+type = "number"
+[columns.z]
+type = "number"
+[run]
+rounds = 3
+"""
+RECEIVED_EVERY = 20  # of the accepted replies one goes on to the ledger, which takes longer
+
+
+class Escaped(Exception):
+    """Another exception than those that are refusals."""
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    return {name: as_table(dict(zip("xyz", rng.normal(size=(3, 12)), strict=True))) for name in ("leeds", "york")}
+
+
+class Receivers:
+    """A server and a client of one study, with messages of every kind to start from.
+
+    Args:
+        folder: for what the client keeps.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.study, self.tables = folder, parse_study(STUDY), tables()
+        self.scaling = scaling_of(self.study, list(self.tables.values()))
+        self.totals = sums(self.study, self.tables["york"])
+        self.algorithm = study_algorithm(self.study, self.scaling)
+        names = list(self.study.clients)
+        self.state, messages = ledger.dispatch(self.algorithm, ledger.open_ledger(self.algorithm, names), names)
+        self.message = messages[0]
+        delta = ledger.to_host(self.algorithm.empty_row())
+        delta = replace(delta, precision_mean=delta.precision_mean + 0.25, precision=delta.precision + np.eye(3))
+        report = Report(np.asarray(0.5), np.asarray(-3.0), np.asarray(4), np.asarray(True))
+        self.reply = Reply("leeds", self.message.version, self.message.sequence, Answer(delta, report))
+        self.terms = Terms(
+            identity_of(self.study),
+            "run",
+            self.study.clients,
+            fuzzing.sign,
+            dict.fromkeys(names, fuzzing.verify),
+            largest_message=largest_messages(self.study)[0],
+        )
+        self.clientele = Clientele(PostOffice({}), self.terms)
+        self.engine = NetworkEngine(self.algorithm, self.clientele, Setting(self.scaling))
+        self.worker = self._worker(folder)
+        self.num_accepted = 0
+        settings = {"settings": self.terms.identity.settings}
+        work = {"message": self.message, "setting": Setting(self.scaling), "notice": ""}
+        files = {"summary.csv": np.frombuffer(b"parameter,mean\n", np.uint8)}
+        self.to_server = {
+            "greeting": self._letter(Kind.HERE, settings),
+            "reply": self._letter(Kind.REPLY, {"reply": self.reply}),
+            "totals": self._letter(Kind.TOTALS, {"sums": sums(self.study, self.tables["leeds"])}),
+            "refusal": self._letter(Kind.REFUSAL, {"reason": "no time"}),
+            "leaving": self._letter(Kind.LEAVING, {}),
+        }
+        self.to_client = {
+            "hello": self._letter(Kind.HELLO, {**settings, "notice": ""}),
+            "work": self._letter(Kind.WORK, work),
+            "sums": self._letter(Kind.SUMS, {"scaling": None}),
+            "sums of the matrix": self._letter(Kind.SUMS, {"scaling": replace(self.scaling, design=())}),
+            "no": self._letter(Kind.NO, {"reason": "no room"}),
+            "end": self._letter(Kind.END, {"files": files}),
+        }
+
+    def _letter(self, kind, body):
+        letter = Letter(kind.value, self.terms.identity.hash, "run", "leeds", body)
+        content = encode(letter, lambda content: b"")
+        return Parts.of(content[content.index(b"PK\x03\x04") :])
+
+    def _worker(self, folder):
+        site = site_of(self.study, "leeds", self.tables["leeds"], folder, lambda line: None)
+        site = replace(site, finish=lambda files: None)
+        worker = Worker(
+            site, ClientStore(folder), NotWritten(folder / "sent.jsonl"), sign=fuzzing.sign, verify=fuzzing.verify
+        )
+        worker.guard = Forgetful(folder, site.identity.hash)
+        return worker
+
+    def served(self, kind: str, content: bytes, name: str = "leeds") -> bool:
+        """Give a message to the server; whether it was accepted."""
+        data, self.clientele.homes, self.clientele.leaving = fuzzing.signed(name, content), {}, set()
+        delivery = Delivery("1", data)
+        if kind == "greeting":
+            self.clientele._greeted("address", "leeds", delivery)
+            return bool(self.clientele.homes)
+        if kind == "totals":
+            letter = self.clientele._answer_of("leeds", delivery)
+            found = None if letter is None else letter.body.get("sums")
+            if reason_to_refuse(found, self.study.federated_columns) is not None:
+                return False
+            if out_of_proportion({"leeds": found, "york": self.totals}):
+                return False
+            scaling_from([found, self.totals])
+            return True
+        reply = self.engine._reply_of(Awaited("leeds", 0.0, self.message), delivery)
+        if reply is not None:
+            report = reply.answer.report
+            float(report.residual), float(report.free_energy), int(report.steps), bool(report.converged)
+            self.num_accepted += 1
+            if self.num_accepted % RECEIVED_EVERY == 1:
+                ledger.receive(self.algorithm, self.state, [reply])
+        return reply is not None
+
+    def answered(self, content: bytes, name: str = "leeds") -> bool:
+        """Give a message to the client; whether it was answered with something else than a refusal."""
+        self.worker.over, self.worker.guard = "", Forgetful(self.folder, self.terms.identity.hash)
+        return b'"refusal"' not in self.worker.answer(fuzzing.signed(name, content))
+
+
+class Forgetful(Guard):
+    """A guard that writes nothing, so that every message is as the first one to it."""
+
+    def _put(self, file, content):
+        pass
+
+
+class NotWritten(SentLog):
+    """In place of the log of what was sent."""
+
+    def note(self, kind, content, **details):
+        pass
+
+
+class Solved:
+    """In place of the engine at a client, whose solves take a thousand times as long as what is looked at here."""
+
+    def __init__(self, algorithm, clients, **options):
+        (self._name,), self._algorithm = clients, algorithm
+
+    def submit(self, message):
+        self._message = message
+
+    def collect(self, num_replies):
+        message, delta = self._message, ledger.to_host(self._algorithm.empty_row())
+        return [Reply(self._name, message.version, message.sequence, Answer(delta, Report(0.0, 0.0, 1, True)))]
+
+    def client_states(self):
+        return {self._name: ClientState()}
+
+
+def without_solves(patch: pytest.MonkeyPatch) -> None:
+    """No solves at the client, and no fault of it that only its log would show."""
+
+    def escaped(*args):
+        raise Escaped
+
+    patch.setattr(worker_module, "LocalEngine", Solved)
+    patch.setattr(worker_module.logger, "exception", escaped)
+
+
+class Files:
+    """Readers of files, with files of every kind to start from.
+
+    Args:
+        folder: for the file that is read.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        study = parse_study(STUDY)
+        fit = run_study(study, tables())
+        fit.save(folder / "fit.npz")
+        model = cavity.models.logistic_regression(["age"], prior_scale=1.0)
+        rows = np.array([[0.1], [1.0], [-1.0], [0.3]]), np.array([0.0, 1.0, 0.0, 1.0])
+        clients = {"leeds": rows, "york": rows}
+        run = {"directory": folder / "run", "held_by_clients": True, "rounds": 2}
+        cavity.run(cavity.PVI(model), clients, schedule=cavity.schedules.Sequential(), **run)
+        state = ClientState(np.arange(4.0), None, 1, Pending(2, 2, Answer(np.ones(3), Report(0.0, 0.0, 1, True)), None))
+        totals = {name: sums(study, table) for name, table in tables().items()}
+        self.columns = study.federated_columns
+        self.kinds = {
+            "fit": Parts.of((folder / "fit.npz").read_bytes()),
+            "checkpoint": Parts.of((folder / "run" / CHECKPOINT).read_bytes()),
+            "client": Parts.of(wire.to_bytes(state)),
+            "sums": Parts.of(wire.to_bytes(totals)),
+        }
+        self._store = ClientStore(folder)
+        (folder / "runs" / "run").mkdir(parents=True, exist_ok=True)
+
+    def read(self, kind: str, content: bytes) -> bool:
+        """Whether a file with this content is accepted; raises what is neither that nor a CheckpointError."""
+        try:
+            if kind == "client":
+                (self.folder / "runs" / "run" / "00000001.npz").write_bytes(content)
+                return self._store.read("run") is not None
+            path = self.folder / "changed.npz"
+            path.write_bytes(content)
+            if kind == "sums":
+                known = read_tree(path)
+                return isinstance(known, dict) and not any(reason_to_refuse(s, self.columns) for s in known.values())
+            fit = cavity.load(path)
+            assert isinstance(fit.server, ServerState)
+            return True
+        except CheckpointError:
+            return False
+
+
+def play_messages(receivers: Receivers, rng: random.Random, seen: Counter) -> None:
+    """One changed message to whoever it is for."""
+    if rng.random() < 0.7:
+        kind = rng.choices(list(receivers.to_server), (3, 6, 3, 1, 1))[0]
+        accepted = receivers.served(kind, fuzzing.changed(receivers.to_server[kind], rng))
+    else:
+        kind = rng.choices(list(receivers.to_client), (2, 6, 1, 2, 1, 1))[0]
+        accepted = receivers.answered(fuzzing.changed(receivers.to_client[kind], rng))
+    seen[f"{kind} {'accepted' if accepted else 'refused'}"] += 1
+
+
+def play_files(files: Files, rng: random.Random, seen: Counter) -> None:
+    """One changed file to whoever reads such files."""
+    kind = rng.choices(list(files.kinds), (4, 4, 1, 1))[0]
+    accepted = files.read(kind, fuzzing.changed(files.kinds[kind], rng))
+    seen[f"{kind} {'accepted' if accepted else 'refused'}"] += 1

@@ -1,0 +1,143 @@
+"""A server that holds the study's key and wants to read patients: it chooses what it asks for.
+
+It sends tight posteriors around theta = s (-t, w). The larger s is, the nearer the slope of the likelihood in a
+client's answer is to the sum over rows of (y - [w . x > t]) x, so the difference of two answers is the sum of the rows
+x between two thresholds, and its first entry counts them. Intervals are halved until one row is left, which is read.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cavity import ledger
+from cavity.distributions import FullGaussian
+from cavity.engines import letters
+from cavity.engines.client_store import ClientStore, SentLog
+from cavity.engines.letters import Kind, Letter, Setting, decode, encode
+from cavity.engines.worker import Worker
+from cavity.study import parse_study
+from cavity.study.building import study_algorithm, study_scaling
+from cavity.study.joining import site_of
+from cavity.study.scaling import ScaledColumn, Scaling
+from cavity.study.table import as_table
+
+STUDY = """\
+name = "Two sites"
+id = "two-1"
+clients = ["leeds", "york"]
+max_total_rows = 10_000
+scaling = "none"
+
+[model]
+kind = "logistic"
+formula = "died ~ age + bmi + sex"
+
+[columns.died]
+type = "boolean"
+
+[columns.age]
+type = "integer"
+range = [18, 95]
+scaling = { centre = 55.0, scale = 20.0 }
+
+[columns.bmi]
+type = "number"
+range = [15, 50]
+scaling = { centre = 27.0, scale = 5.0 }
+
+[columns.sex]
+type = "boolean"
+
+[run]
+rounds = 100
+"""
+DIRECTION = np.array([1.0, 0.37, 0.11])
+EXACT = 0.01  # how near the count of rows between two thresholds has to be to one
+
+
+def patients(num_rows=100, seed=0):
+    rng = np.random.default_rng(seed)
+    age, bmi = rng.integers(18, 95, num_rows), rng.normal(27, 5, num_rows).clip(15, 50).round(1)
+    sex = rng.integers(0, 2, num_rows)
+    died = rng.random(num_rows) < 1 / (1 + np.exp(1 - (age - 55) / 20 - 0.3 * (bmi - 27) / 5))
+    return {"died": died.astype(int), "age": age, "bmi": bmi, "sex": sex}
+
+
+class HostileServer:
+    """Letters to one client, as only the study's server can write them.
+
+    Args:
+        folder: of the client.
+        limited: whether the client looks at what it is asked; otherwise it answers everything.
+        text: the study.
+    """
+
+    def __init__(self, folder, *, limited=True, text=STUDY):
+        self.study, self.columns = parse_study(text), patients()
+        self.scaling = study_scaling(self.study)
+        self.algorithm = study_algorithm(self.study, self.scaling)
+        site = site_of(self.study, "leeds", as_table(self.columns), folder, lambda line: None)
+        if not limited:
+            half, nothing = site.half, lambda message: None
+            site = replace(site, half=lambda setting: replace(half(setting), problem_with=nothing, max_messages=10**9))
+        self.worker = Worker(site, ClientStore(folder), SentLog(folder / "sent.jsonl"))
+        self.run, self.sequence, self.answered, self.refusals = "run", 0, 0, []
+
+    def ask(self, posterior, row=None, *, version=0, scaling=None, sequence=None):
+        """The client's change, or None where it refuses."""
+        self.sequence = self.sequence + 1 if sequence is None else sequence
+        server = ledger.open_ledger(self.algorithm, ["leeds"])
+        _, (message,) = ledger.dispatch(self.algorithm, server, ["leeds"])
+        row = message.brief.row if row is None else row
+        brief = replace(message.brief, posterior=posterior, row=row)
+        message = replace(message, brief=brief, version=version, sequence=self.sequence)
+        body = {"message": message, "setting": Setting(scaling or self.scaling), "notice": ""}
+        letter = Letter(Kind.WORK.value, self.study.hash, self.run, "leeds", body)
+        answer = decode(self.worker.answer(encode(letter, letters.unsigned)), letters.unverified)
+        if answer.kind != Kind.REPLY:
+            self.refusals.append(answer.body.get("reason", answer.kind))
+            return None
+        self.answered += 1
+        return answer.body["reply"].answer.delta
+
+    def slope(self, theta, precision, *, by_row=False):
+        """The slope of the client's log likelihood at theta; None where it refuses.
+
+        `by_row` hides the tight distribution in the cavity, posterior / row, behind the prior as posterior.
+        """
+        tight = FullGaussian(precision * theta, precision * np.eye(4))
+        prior = ledger.to_host(self.algorithm.prior)
+        delta = self.ask(prior, prior / tight) if by_row else self.ask(tight)
+        if delta is None:
+            return None
+        site = delta * (prior / tight) if by_row else delta
+        return site.precision_mean - site.precision @ theta  # h = H theta + slope
+
+    def read_patients(self, steepness, precision, budget, between=(-3.0, 5.0), **how):
+        """The patients between two thresholds that are read exactly, with at most so many messages."""
+        slopes, found = {}, set()
+
+        def slope(threshold):
+            if threshold not in slopes and self.sequence < budget:
+                slopes[threshold] = self.slope(steepness * np.r_[-threshold, DIRECTION], precision, **how)
+            return slopes.get(threshold)
+
+        intervals = [between]
+        while intervals:
+            low, high = intervals.pop(0)
+            if slope(low) is None or slope(high) is None:
+                continue
+            rows = slope(high) - slope(low)
+            if abs(rows[0] - 1) < EXACT:
+                found.add(self._patient(rows / rows[0]))
+            elif rows[0] > EXACT and high - low > 1e-4:
+                middle = (low + high) / 2
+                intervals += [(low, middle), (middle, high)]
+        return found & {*zip(*(self.columns[name].tolist() for name in ("age", "bmi", "sex")), strict=True)}
+
+    def _patient(self, x):
+        return round(x[1] * 20 + 55), round(x[2] * 5 + 27, 1), round(x[3])
+
+    def tiny_scaling(self):
+        """The same centres with scales of a thousandth: slopes within the prior are steep then."""
+        return Scaling(tuple(ScaledColumn(c.name, c.centre, c.scale / 1000) for c in self.scaling.columns))
