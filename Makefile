@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 
 # Rebuilt when the requirements change. requirements.lock has every package, and the build's, by its hashes.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-$(VENV)/.installed: pyproject.toml requirements.lock
+$(VENV)/.installed: pyproject.toml experiments/pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --require-hashes --requirement requirements.lock
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) --no-deps --no-build-isolation --editable . --editable experiments
 	touch $@
 
 install: $(VENV)/.installed

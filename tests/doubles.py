@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from cavity.interfaces import ClientSource, Likelihood
+from cavity.core import ClientSource, Likelihood
 
 
 class LoadedWhenAsked(ClientSource):

@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity import ledger, wire
-from cavity.engines import worker as worker_module
-from cavity.engines.client_store import ClientStore, SentLog
-from cavity.engines.clientele import Clientele, Terms
-from cavity.engines.guard import Guard
-from cavity.engines.letters import Kind, Letter, Setting, encode
-from cavity.engines.network import Awaited, NetworkEngine
-from cavity.engines.post import Delivery
-from cavity.engines.worker import Worker
+from cavity import ledger
+from cavity.core.messages import Answer, ClientState, Pending, Reply, Report, ServerState
 from cavity.errors import CheckpointError
-from cavity.state import Answer, ClientState, Pending, Reply, Report, ServerState
-from cavity.store.directory import CHECKPOINT, read_tree
+from cavity.io import serialization
+from cavity.io.checkpoints import CHECKPOINT, read_tree
+from cavity.network import worker as worker_module
+from cavity.network.client import site_of
+from cavity.network.client_state import ClientStore, SentLog
+from cavity.network.engine import Awaited, NetworkEngine
+from cavity.network.guard import Guard
+from cavity.network.protocol import Kind, Letter, Setting, encode
+from cavity.network.session import Clientele, Terms
+from cavity.network.study_session import identity_of, largest_messages
+from cavity.network.transport import Delivery
+from cavity.network.worker import Worker
 from cavity.study import parse_study
 from cavity.study.building import scaling_of, study_algorithm, sums
-from cavity.study.joining import site_of
-from cavity.study.networked import identity_of, largest_messages
-from cavity.study.running import run_study
+from cavity.study.run import run_study
 from cavity.study.scaling import out_of_proportion, reason_to_refuse, scaling_from
 from cavity.study.table import as_table
 from tests import fuzzing
@@ -221,8 +222,8 @@ class Files:
         self.kinds = {
             "fit": Parts.of((folder / "fit.npz").read_bytes()),
             "checkpoint": Parts.of((folder / "run" / CHECKPOINT).read_bytes()),
-            "client": Parts.of(wire.to_bytes(state)),
-            "sums": Parts.of(wire.to_bytes(totals)),
+            "client": Parts.of(serialization.to_bytes(state)),
+            "sums": Parts.of(serialization.to_bytes(totals)),
         }
         self._store = ClientStore(folder)
         (folder / "runs" / "run").mkdir(parents=True, exist_ok=True)

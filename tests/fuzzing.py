@@ -13,8 +13,8 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 
-from cavity import wire
-from cavity.engines import letters
+from cavity.io import serialization
+from cavity.network import protocol
 
 WIDE = struct.Struct("<4s5H3I2HHHQQ")  # of an entry, as numpy writes it
 LISTED = struct.Struct("<4s6H3I5H2I")  # in the directory
@@ -27,11 +27,11 @@ TOKENS = [
     '{"float": "inf"}', '{"float": "-inf"}', '{"float": "0x1p+9999"}', '{"float": "0x1.8p+1000"}', '{"float": "one"}',
     '{"float": "-0x1.0p+0"}', '{"dict": [["a", 1], ["a", 2]]}', '{"dict": [["a", 1]]}', '{"tuple": ["x", "y"]}',
     '{"array": "manifest"}', '{"array": "nothing"}', '{"list": [{"list": [{"list": []}]}]}', '{"a": 1, "a": 2}',
-    '{"module": "cavity.state:Settlement", "fields": {"sequence": 1, "exponent": {"float": "0x1p+0"}}}',
-    '{"module": "cavity.state:Roster", "fields": {"names": {"tuple": []}}}',
+    '{"module": "cavity.core.messages:Settlement", "fields": {"sequence": 1, "exponent": {"float": "0x1p+0"}}}',
+    '{"module": "cavity.core.messages:Roster", "fields": {"names": {"tuple": []}}}',
     '{"module": "cavity.cli.main:app", "fields": {}}', '{"module": "os:system", "fields": {}}',
-    '{"module": "cavity.experiments.runner:Result", "fields": {}}',
-    '{"namedtuple": "cavity.state:Report", "fields": {}}',
+    '{"module": "cavity_experiments.runner:Result", "fields": {}}',
+    '{"namedtuple": "cavity.core.messages:Report", "fields": {}}',
 ]  # fmt: skip
 KEYS = ["module", "fields", "namedtuple", "array", "float", "list", "tuple", "dict", "format", "tree", "client", "x"]
 DESCRIPTIONS = [
@@ -82,7 +82,7 @@ class Parts:
                 entry = file.read(name)
                 length = int.from_bytes(entry[8:10], "little")
                 header, elements = entry[10 : 10 + length].decode().rstrip(), entry[10 + length :]
-                if name == f"{wire.MANIFEST}.npy":
+                if name == f"{serialization.MANIFEST}.npy":
                     manifest = elements.decode()
                 else:
                     arrays.append((name, header, elements))
@@ -113,13 +113,13 @@ def put_together(manifest: str, arrays: list[tuple[str, str, bytes]]) -> bytes:
     elements = manifest.encode("utf-8", "surrogatepass")
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({len(elements)},), }}"
     entries = [(name, npy(head, data)) for name, head, data in arrays]
-    return wire.seal(archive([*entries, (f"{wire.MANIFEST}.npy", npy(header, elements))]))
+    return serialization.seal(archive([*entries, (f"{serialization.MANIFEST}.npy", npy(header, elements))]))
 
 
 def changed(parts: Parts, rng: random.Random) -> bytes:
     """The same with one to three changes, sealed."""
     if rng.random() < 0.15:
-        return wire.seal(changed_bytes(parts.container, rng))
+        return serialization.seal(changed_bytes(parts.container, rng))
     manifest, arrays = parts.manifest, list(parts.arrays)
     for _ in range(rng.choice((1, 1, 2, 3))):
         way = rng.random()
@@ -223,7 +223,7 @@ def changed_array(arrays: list[tuple[str, str, bytes]], rng: random.Random) -> N
         del arrays[place]
         return
     else:
-        name = rng.choice((f"{wire.MANIFEST}.npy", "x", ".npy", rng.choice(arrays)[0]))
+        name = rng.choice((f"{serialization.MANIFEST}.npy", "x", ".npy", rng.choice(arrays)[0]))
     arrays[place] = (name, header, elements)
 
 
@@ -232,4 +232,4 @@ def signed(name: str, content: bytes) -> bytes:
     plain = name.encode()
     whole = bytes([len(plain)]) + plain + content
     signature = sign(whole)
-    return letters.MAGIC + len(signature).to_bytes(2, "big") + signature + whole
+    return protocol.MAGIC + len(signature).to_bytes(2, "big") + signature + whole

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavity.likelihoods import GaussianNoise
-from cavity.models.gaussian_process import sparse_gp
-from cavity.models.kernels import squared_exponential
+from cavity.models.gp.kernels import squared_exponential
+from cavity.models.gp.sparse_gp import sparse_gp
 
 NOISE, LENGTH, SCALE = 0.2, 0.7, 1.1
 NOTHING = jnp.zeros(0)  # phi, where nothing of it is learned

@@ -11,13 +11,13 @@ import numpy as np
 
 from cavity import ledger
 from cavity.distributions import FullGaussian
-from cavity.engines import letters
-from cavity.engines.client_store import ClientStore, SentLog
-from cavity.engines.letters import Kind, Letter, Setting, decode, encode
-from cavity.engines.worker import Worker
+from cavity.network import protocol
+from cavity.network.client import site_of
+from cavity.network.client_state import ClientStore, SentLog
+from cavity.network.protocol import Kind, Letter, Setting, decode, encode
+from cavity.network.worker import Worker
 from cavity.study import parse_study
 from cavity.study.building import study_algorithm, study_scaling
-from cavity.study.joining import site_of
 from cavity.study.scaling import ScaledColumn, Scaling
 from cavity.study.table import as_table
 
@@ -93,7 +93,7 @@ class HostileServer:
         message = replace(message, brief=brief, version=version, sequence=self.sequence)
         body = {"message": message, "setting": Setting(scaling or self.scaling), "notice": ""}
         letter = Letter(Kind.WORK.value, self.study.hash, self.run, "leeds", body)
-        answer = decode(self.worker.answer(encode(letter, letters.unsigned)), letters.unverified)
+        answer = decode(self.worker.answer(encode(letter, protocol.unsigned)), protocol.unverified)
         if answer.kind != Kind.REPLY:
             self.refusals.append(answer.body.get("reason", answer.kind))
             return None

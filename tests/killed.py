@@ -13,8 +13,8 @@ import sys
 
 from cavity import ledger
 from cavity.cli.main import main
-from cavity.engines.worker import Worker
-from cavity.store.directory import RunDirectory
+from cavity.io.checkpoints import RunDirectory
+from cavity.network.worker import Worker
 
 MOMENTS = {"computed": (Worker, "_answered"), "received": (ledger, "receive"), "noted": (RunDirectory, "write")}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavity.data import sources
+from cavity_experiments import sources
 
 needs_data = pytest.mark.skipif(
     sources.data_directory() is None, reason="CAVITY_DATA is not set: the real data sets are not here"

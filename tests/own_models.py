@@ -7,8 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 
 import cavity
-from cavity.interfaces import LatentModel, Model
-from cavity.models.globals_only import as_rows
+from cavity.core import LatentModel, Model
+from cavity.models.numpyro.globals_only import as_rows
 from cavity.study.table import as_table
 
 EXAMPLE = {"ward": ["a", "b"], "dose": np.zeros(2), "outcome": np.zeros(2)}

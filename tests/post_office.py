@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cavity.engines.post import Delivery, Post, PostLost
+from cavity.network.transport import Delivery, Post, PostLost
 
 
 @dataclass

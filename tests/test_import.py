@@ -84,7 +84,7 @@ print(json.dumps({
 
 
 def test_a_module_may_not_hide_what_it_has_of_its_own_name():
-    from cavity.lazily import from_rooms
+    from cavity.core.lazy_loading import from_rooms
 
     with pytest.raises(ValueError, match="of the same name: shrunk"):
         from_rooms("cavity.models", {"shrunk": "Shrunk shrunk"})

@@ -7,7 +7,7 @@ import tomllib
 from importlib import resources
 from pathlib import Path
 
-from cavity.experiments import indomethacin
+from cavity.reporting import indomethacin
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -47,8 +47,8 @@ def test_what_is_imported_is_declared():
 
 
 def test_the_demos_rows_are_shipped_with_their_source():
-    assert "data/demo/*" in PROJECT["tool"]["setuptools"]["package-data"]["cavity"]
-    files = {path.name for path in (resources.files("cavity.data") / "demo").iterdir()}
+    assert "datasets/demo/*" in PROJECT["tool"]["setuptools"]["package-data"]["cavity"]
+    files = {path.name for path in (resources.files("cavity.datasets") / "demo").iterdir()}
     assert files >= {"indomethacin.csv", "README.md", "LICENSE.medicaldata"}
     hospitals, _ = indomethacin.indomethacin()
     assert {name: len(y) for name, (_, y) in hospitals.items()} == {

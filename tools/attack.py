@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from scipy.optimize import least_squares
-from tests.hostile import HostileServer, patients
 
-from cavity.study.limits import MAX_PRIOR_SDS
+from cavity.network.limits import MAX_PRIOR_SDS
+from tests.hostile import HostileServer, patients
 
 PRIOR_SDS = np.array([10.0, 2.5, 2.5, 2.5])
 READ = 0.02  # in scaled columns: 0.4 years

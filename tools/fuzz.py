@@ -26,9 +26,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pytest
-from tests.fuzz_targets import Files, Receivers, play_files, play_messages, without_solves
 
-from cavity import wire
+from cavity.io import serialization
+from tests.fuzz_targets import Files, Receivers, play_files, play_messages, without_solves
 
 MOST_MEMORY = 64.0  # MB
 REPORTS = 20
@@ -84,14 +84,14 @@ def _target(what: str, folder: Path):
     if what == "files":
         files = Files(folder)
         for kind, parts in files.kinds.items():
-            assert files.read(kind, wire.seal(parts.container)), kind
+            assert files.read(kind, serialization.seal(parts.container)), kind
         return play_files, files
     receivers = Receivers(folder)
     without_solves(pytest.MonkeyPatch())
     for kind, parts in receivers.to_server.items():
-        receivers.served(kind, wire.seal(parts.container))
+        receivers.served(kind, serialization.seal(parts.container))
     for parts in receivers.to_client.values():
-        receivers.answered(wire.seal(parts.container))
+        receivers.answered(serialization.seal(parts.container))
     return play_messages, receivers
 
 

@@ -233,7 +233,7 @@ range = [18, 110]
 
 def study_runs(kind: str) -> Iterator[tuple[str, Callable[[], Numbers]]]:
     """Regressions by formula and study files, in one process. `kind` is the key of the outcome's family."""
-    from cavity.study.running import run_study
+    from cavity.study.run import run_study
 
     rng = np.random.default_rng(3)
     tables = {}

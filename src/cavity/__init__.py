@@ -1,6 +1,6 @@
 """Cavity: Bayesian inference over data that may not be pooled.
 
-A posterior is a product: the prior, times one factor per client. Eight lines show the whole use:
+A posterior is a product: the prior times one factor per client. Eight lines show the main use:
 
     import cavity
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cavity import (
+        aggregation,
         distributions,
         divergences,
         hyperparameters,
@@ -29,20 +30,19 @@ if TYPE_CHECKING:
         losses,
         models,
         schedules,
-        server,
         solvers,
         study,
-        taken_out,
     )
-    from cavity.algorithms import PVI, SFVI, FedAvg, FedEP, FedGVI, FedPA, FedSEP, HierarchicalPVI, SFVIAvg
-    from cavity.comparison import compare
-    from cavity.data.clients import Weighted
-    from cavity.diagnostics import kl
+    from cavity.algorithms import PVI, SFVI, FedAvg, FedEP, FedGVI, FedPA, FedSEP, HierarchicalPVI, SFVIAvg, cavities
+    from cavity.core import ClientSource
+    from cavity.core.client_data import Weighted
     from cavity.errors import CavityError
-    from cavity.interfaces import ClientSource
-    from cavity.results import Fit, load, resume, run
-    from cavity.selection import choose
-    from cavity.study.by_formula import regression
+    from cavity.evaluation.comparison import compare
+    from cavity.evaluation.diagnostics import kl
+    from cavity.evaluation.selection import choose
+    from cavity.fit.fit import Fit
+    from cavity.fit.run import load, resume, run
+    from cavity.study.regression import regression
 
 __version__ = "0.1.0"
 
@@ -60,6 +60,8 @@ __all__ = [
     "HierarchicalPVI",
     "SFVIAvg",
     "Weighted",
+    "aggregation",
+    "cavities",
     "choose",
     "compare",
     "distributions",
@@ -74,45 +76,38 @@ __all__ = [
     "resume",
     "run",
     "schedules",
-    "server",
     "solvers",
     "study",
-    "taken_out",
 ]
 
-_HOME = {
-    "PVI": "cavity.algorithms",
-    "FedAvg": "cavity.algorithms",
-    "FedEP": "cavity.algorithms",
-    "FedGVI": "cavity.algorithms",
-    "FedPA": "cavity.algorithms",
-    "FedSEP": "cavity.algorithms",
-    "HierarchicalPVI": "cavity.algorithms",
-    "SFVI": "cavity.algorithms",
-    "SFVIAvg": "cavity.algorithms",
-    "CavityError": "cavity.errors",
-    "ClientSource": "cavity.interfaces",
-    "Fit": "cavity.results",
-    "Weighted": "cavity.data.clients",
-    "choose": "cavity.selection",
-    "compare": "cavity.comparison",
-    "kl": "cavity.diagnostics",
-    "load": "cavity.results",
-    "regression": "cavity.study.by_formula",
-    "resume": "cavity.results",
-    "run": "cavity.results",
+_MODULES = {"cavities": "cavity.algorithms.cavities"}  # those that are not packages of the same name
+_HOMES = {
+    "cavity.algorithms": "PVI FedAvg FedEP FedGVI FedPA FedSEP HierarchicalPVI SFVI SFVIAvg",
+    "cavity.core": "ClientSource",
+    "cavity.core.client_data": "Weighted",
+    "cavity.errors": "CavityError",
+    "cavity.evaluation.comparison": "compare",
+    "cavity.evaluation.diagnostics": "kl",
+    "cavity.evaluation.selection": "choose",
+    "cavity.fit.fit": "Fit",
+    "cavity.fit.run": "load resume run",
+    "cavity.study.regression": "regression",
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for (PEP 562)."""
+    """Load a public name when it is first used (PEP 562)."""
     if name not in __all__:
-        raise AttributeError(f"module 'cavity' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'cavity' has no attribute {name!r}; choose one of: {', '.join(__all__)}")
     home = _HOME.get(name)
     collecting = gc.isenabled()
-    gc.disable()  # a collection meanwhile would go through all that JAX has made, for a tenth of the time it takes
+    gc.disable()  # a collection now would visit everything that JAX has made, which takes a tenth of the import
     try:
-        value = import_module(f"cavity.{name}") if home is None else getattr(import_module(home), name)
+        if home is None:
+            value = import_module(_MODULES.get(name, f"cavity.{name}"))
+        else:
+            value = getattr(import_module(home), name)
     finally:
         if collecting:
             gc.enable()
@@ -121,4 +116,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return list(__all__)

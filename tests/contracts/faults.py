@@ -32,11 +32,13 @@ import jaxtyping
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity import client_ledger, ledger, wire
-from cavity.data.clients import prepare_clients
-from cavity.engines.drive import client_half, client_keys, name_number
-from cavity.interfaces import Algorithm, Data, RowAlgorithm, Schedule
-from cavity.state import ClientState, Message, Reply, ServerState
+from cavity import ledger
+from cavity.core import Algorithm, Data, RowAlgorithm, Schedule
+from cavity.core.client_data import prepare_clients
+from cavity.core.messages import ClientState, Message, Reply, ServerState
+from cavity.io import serialization
+from cavity.ledger import client as client_ledger
+from cavity.simulation.drive import client_half, client_keys, name_number
 
 EVENTS = {
     "deliver": 60,
@@ -358,10 +360,10 @@ class Simulation:
         )
 
     def _written(self, state: PyTree) -> Any:
-        return (wire.to_bytes(state), wire.types_in(state)) if self.through_wire else state
+        return (serialization.to_bytes(state), serialization.types_in(state)) if self.through_wire else state
 
     def _read(self, written: Any) -> Any:
-        return wire.from_bytes(*written) if self.through_wire else written
+        return serialization.from_bytes(*written) if self.through_wire else written
 
     def _crashes(self, where: str) -> bool:
         crashed = self.random.random() < self.crash_rate

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavity.interfaces import ConjugateModel, Data, Model, RowModel, pad
+from cavity.core import ConjugateModel, Data, Model, RowModel, pad
 
 NUM_ROWS = 12
 KEPT = np.array([0, 2, 3, 5, 6, 8, 9, 11])  # the others are absent in turn

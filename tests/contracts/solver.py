@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cavity.core import Data, Problem
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.divergences import KL
-from cavity.engines.drive import solve
-from cavity.interfaces import Data, Problem
 from cavity.losses import NegativeLogLikelihood
 from cavity.models import linear_regression
+from cavity.simulation.drive import solve
 from cavity.solvers import Gradient
 from cavity.solvers.coordinates import NaturalCoordinates
 from cavity.solvers.estimators import Exact

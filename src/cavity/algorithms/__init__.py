@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cavity.lazily import from_rooms
+from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
     from cavity.algorithms.fedep import FedEP
@@ -29,7 +29,7 @@ __all__ = [
     "SFVIAvg",
 ]
 
-__getattr__ = from_rooms(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "fedep": "FedEP",

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from cavity.core.fields import as_count, as_number, require
 from cavity.errors import CavityError
-from cavity.leaves import as_count, as_number, require
 
 
 class AscentState(eqx.Module):

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from cavity.core import Data, LatentModel
+from cavity.core.random import normal_of
 from cavity.distributions.structured import GlobalGaussian, LocalGaussian
-from cavity.interfaces import Data, LatentModel
-from cavity.randomness import normal_of
 
 
 class Globals(eqx.Module):

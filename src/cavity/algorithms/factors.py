@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from cavity.errors import UnsuitableError
-from cavity.interfaces import (
+from cavity.algorithms.cavities import OwnFactor, TakenOut
+from cavity.core import (
     Data,
     Divergence,
     Loss,
@@ -40,8 +40,8 @@ from cavity.interfaces import (
     Solution,
     Solver,
 )
-from cavity.state import Answer, Brief, Report
-from cavity.taken_out import OwnFactor, TakenOut
+from cavity.core.messages import Answer, Brief, Report
+from cavity.errors import UnsuitableError
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 HALVINGS_OF_TILTED = 3  # more than rounding can make necessary

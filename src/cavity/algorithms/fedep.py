@@ -28,18 +28,18 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from cavity import ledger
+from cavity.aggregation.damping import Fixed
 from cavity.algorithms.ascent import Ascent
+from cavity.algorithms.cavities import OwnFactor, TakenOut
 from cavity.algorithms.factors import FactorAlgorithm, check_parts
+from cavity.core import Damping, Data, Divergence, LatentModel, Loss, Model, Problem, Solution, Solver
+from cavity.core.messages import Answer, Brief, Reply, ServerState, Stacked
 from cavity.distributions import DiagonalGaussian
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Damping, Data, Divergence, LatentModel, Loss, Model, Problem, Solution, Solver
 from cavity.losses.nll import NegativeLogLikelihood
-from cavity.models.globals_only import as_rows
-from cavity.server.damping import Fixed
-from cavity.state import Answer, Brief, Reply, ServerState, Stacked
-from cavity.taken_out import OwnFactor, TakenOut
+from cavity.models.numpyro.globals_only import as_rows
 
 REMAINDER = "(optimiser)"  # the row of what the server's optimiser adds to the factors
 

@@ -23,17 +23,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cavity.aggregation.combine import combine
+from cavity.aggregation.damping import Adaptive
+from cavity.algorithms.cavities import OwnFactor, TakenOut
 from cavity.algorithms.factors import FactorAlgorithm, check_parts, is_improper
+from cavity.core import Damping, Divergence, LatentModel, Loss, Model, MultipleOfKL, Solver
+from cavity.core.messages import Stacked
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Damping, Divergence, LatentModel, Loss, Model, MultipleOfKL, Solver
-from cavity.models.globals_only import GlobalsOnly, as_rows
-from cavity.server.combine import combine
-from cavity.server.damping import Adaptive
+from cavity.models.numpyro.globals_only import GlobalsOnly, as_rows
 from cavity.solvers.default import default_solver
-from cavity.state import Stacked
-from cavity.taken_out import OwnFactor, TakenOut
 
 
 def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:

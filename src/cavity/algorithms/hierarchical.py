@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from cavity.aggregation.damping import Fixed
+from cavity.core import Damping, Data, RowAlgorithm, Solution, Solver
+from cavity.core.fields import as_number, require
+from cavity.core.messages import Answer, Brief, Report, ServerState, Stacked
+from cavity.core.shared_model import SharedModel, SharedProblem
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
 from cavity.errors import CavityError
-from cavity.interfaces import Damping, Data, RowAlgorithm, Solution, Solver
-from cavity.interfaces.shared import SharedModel, SharedProblem
-from cavity.leaves import as_number, require
-from cavity.server.damping import Fixed
-from cavity.state import Answer, Brief, Report, ServerState, Stacked
 
 
 class HierarchicalPVI(RowAlgorithm):

@@ -20,17 +20,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cavity.aggregation.damping import Adaptive
+from cavity.algorithms.cavities import OwnFactor, TakenOut
 from cavity.algorithms.factors import FactorAlgorithm, check_parts
+from cavity.core import Damping, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core.messages import Stacked
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
-from cavity.interfaces import Damping, Divergence, LatentModel, Loss, Model, Solver
 from cavity.losses.nll import NegativeLogLikelihood
-from cavity.models.globals_only import as_rows
-from cavity.server.damping import Adaptive
+from cavity.models.numpyro.globals_only import as_rows
 from cavity.solvers.default import default_solver
-from cavity.state import Stacked
-from cavity.taken_out import OwnFactor, TakenOut
 
 
 class PVI(FactorAlgorithm):
@@ -61,7 +61,9 @@ class PVI(FactorAlgorithm):
         taken_out: TakenOut | None = None,
     ):
         if not isinstance(taken_out, TakenOut | None):
-            raise CavityError(f"what is taken out must be one of cavity.taken_out, like Nothing(), not {taken_out!r}")
+            raise CavityError(
+                f"what is taken out must be one of cavity.algorithms.cavities, like Nothing(), not {taken_out!r}"
+            )
         model = as_rows(model)
         self.model = model
         self.loss = NegativeLogLikelihood()

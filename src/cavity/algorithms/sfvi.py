@@ -31,10 +31,10 @@ from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
 from cavity.algorithms.settling import Settling, Watch
 from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
+from cavity.core import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core.messages import Answer, Brief, Report
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import LocalGaussian
-from cavity.interfaces import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
-from cavity.state import Answer, Brief, Report
 
 MAX_STEPS = 20_000  # exchanges, where the method ends by itself
 BLOCK = 50  # exchanges that then run as one program

@@ -24,18 +24,18 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
+from cavity.aggregation.barycentre import diagonal_barycentre, full_barycentre
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
 from cavity.algorithms.settling import Settling, Watch
 from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
+from cavity.core import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core.fields import as_count, as_number, require
+from cavity.core.messages import Answer, Brief, Report
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
-from cavity.interfaces import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
-from cavity.leaves import as_count, as_number, require
-from cavity.server.barycentre import diagonal_barycentre, full_barycentre
-from cavity.state import Answer, Brief, Report
 
 
 class Kept(eqx.Module):

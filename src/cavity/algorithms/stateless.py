@@ -33,14 +33,14 @@ from jaxtyping import Array, Float, PyTree
 from cavity import ledger
 from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.fedep import identity
+from cavity.core import CombiningAlgorithm, Data, Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.core.fields import as_number, require
+from cavity.core.messages import Answer, Brief, Report, ServerState
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.point import PointMass
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import CombiningAlgorithm, Data, Divergence, Loss, Model, Problem, Solution, Solver
-from cavity.leaves import as_number, require
 from cavity.losses.nll import NegativeLogLikelihood
-from cavity.state import Answer, Brief, Report, ServerState
 
 LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
 MAX_HALVINGS = 40

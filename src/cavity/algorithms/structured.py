@@ -19,12 +19,12 @@ from cavity.algorithms.ascent import AscentState
 from cavity.algorithms.bound import Globals, silo_gradient, unit_noise
 from cavity.algorithms.pvi import PVI
 from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
+from cavity.core import Data, LatentModel
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
-from cavity.interfaces import Data, LatentModel
-from cavity.models.marginal import conditional_modes, marginal
-from cavity.models.numpyro import NumpyroModel
+from cavity.models.mixed.marginal import conditional_modes, marginal
+from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.solvers.gradient import mini_batch
 from cavity.solvers.laplace import Laplace
 

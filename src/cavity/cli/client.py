@@ -15,7 +15,7 @@ from cavity.cli.session import AllowModel, start_jax
 from cavity.errors import CavityError
 
 if TYPE_CHECKING:
-    from cavity.engines.flower_node import ClientSide
+    from cavity.network.flower_node import ClientSide
 
 
 def client(
@@ -44,13 +44,13 @@ def client(
     os.umask(0o077)  # all that is written is for its owner, and so is what JAX writes
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA fills screens about programs from its own cache
     start_jax()
-    from cavity.cli.life_signs import life_signs
-    from cavity.engines.client_store import ClientStore, SentLog
-    from cavity.engines.flower_node import FlowerNode
-    from cavity.engines.worker import Worker
-    from cavity.study.folders import LEAVE, only_one, write_status
-    from cavity.study.joining import first_words, site_of
-    from cavity.study.reading import read_study
+    from cavity.cli.logs import life_signs
+    from cavity.network.client import first_words, site_of
+    from cavity.network.client_state import ClientStore, SentLog
+    from cavity.network.flower_node import FlowerNode
+    from cavity.network.run_directory import LEAVE, only_one, write_status
+    from cavity.network.worker import Worker
+    from cavity.study.reader import read_study
     from cavity.study.table import read_csv
 
     study, table = read_study(file, allow_models=allow_model or ()), read_csv(data)
@@ -104,7 +104,7 @@ def _stop_on_signals() -> list[int]:
 
 
 def _side_and_seals(keys: Path, server: str, folder: Path, insecure: bool) -> tuple[ClientSide, dict[str, Any]]:
-    from cavity.engines.flower_node import ClientSide
+    from cavity.network.flower_node import ClientSide
 
     own, (host, _, port) = (folder / "flower").absolute(), server.rpartition(":")
     if not host or not port.isdigit():
@@ -112,7 +112,7 @@ def _side_and_seals(keys: Path, server: str, folder: Path, insecure: bool) -> tu
     if insecure:
         check_loopback(host)
         return ClientSide(server, own), {}
-    from cavity.study import keys as made
+    from cavity.network import keys as made
 
     made.need(keys, made.CLIENT_KEY, made.AUTHORITY, made.CERTIFICATE)
     side = ClientSide(server, own, keys / made.CLIENT_KEY, keys / made.AUTHORITY)

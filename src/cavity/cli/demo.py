@@ -12,7 +12,7 @@ from cavity.cli.session import start_jax
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cavity.experiments.indomethacin import Comparison
+    from cavity.reporting.indomethacin import Comparison
 
 PICTURE = "indomethacin.png"
 
@@ -32,7 +32,7 @@ def demo(
     import matplotlib  # noqa: F401  (a missing package is told before the work, not after)
     from rich.console import Console
 
-    from cavity.experiments import indomethacin
+    from cavity.reporting import indomethacin
 
     console = Console(highlight=False)
     hospitals, left_out = indomethacin.admitted()
@@ -56,7 +56,7 @@ def demo(
 
 
 def _introduce(console: Console, sizes: dict[str, int], left_out: dict[str, int]) -> None:
-    from cavity.experiments.indomethacin import FEATURES, MIN_ROWS, PRIOR_SCALE, UNITS
+    from cavity.reporting.indomethacin import FEATURES, MIN_ROWS, PRIOR_SCALE, UNITS
 
     console.print("[bold]Does indomethacin prevent pancreatitis after ERCP?[/bold] (a randomised trial of 2012)")
     patients = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -95,7 +95,7 @@ def _tabulate(console: Console, comparison: Comparison) -> None:
 
 
 def _conclude(console: Console, comparison: Comparison) -> None:
-    from cavity.experiments.indomethacin import odds_ratio
+    from cavity.reporting.indomethacin import odds_ratio
 
     last, ratio = comparison.history[-1], odds_ratio(comparison.federated)
     console.print(

@@ -6,20 +6,17 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, NoReturn
 
 import typer
 
-from cavity.cli.bench import bench
 from cavity.cli.client import client
-from cavity.cli.data import data
 from cavity.cli.demo import demo
-from cavity.cli.reproduce import reproduce
 from cavity.cli.requests import leave, status, stop, withdraw
 from cavity.cli.run import run
 from cavity.cli.server import server
 from cavity.cli.study import study
-from cavity.data.sources import DataUnavailable
 from cavity.errors import CavityError, printable
 
 # Typer carries its own copy of click, or imports it, by its version; this is the usage error of either.
@@ -44,8 +41,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
-app.command()(reproduce)
-app.command()(bench)
 app.command()(run)
 app.command()(server)
 app.command()(client)
@@ -54,7 +49,12 @@ app.command()(stop)
 app.command()(withdraw)
 app.command()(leave)
 app.add_typer(study, name="study")
-app.add_typer(data, name="data")
+for _command in sorted(entry_points(group="cavity.commands"), key=lambda point: point.name):
+    _loaded = _command.load()
+    if isinstance(_loaded, typer.Typer):
+        app.add_typer(_loaded, name=_command.name)
+    else:
+        app.command(_command.name)(_loaded)
 
 
 def _show_version(wanted: bool) -> bool:
@@ -115,7 +115,7 @@ def mistake(error: Exception) -> str | None:
         if package in EXTRAS:
             return f"{package} is not installed; install it with: pip install 'cavity[{EXTRAS[package]}]'"
         return None
-    if isinstance(error, (CavityError, DataUnavailable)):
+    if isinstance(error, CavityError):
         return printable(" ".join(str(error).split()), 4000)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path and who may write there"

@@ -18,7 +18,7 @@ def status(file: StudyFile, output: Output = None) -> None:
 
     Example: `cavity status study.toml`
     """
-    from cavity.study.folders import is_running, read_status
+    from cavity.network.run_directory import is_running, read_status
 
     folder = _folder(file, output)
     seen = read_status(folder)
@@ -37,7 +37,7 @@ def stop(file: StudyFile, output: Output = None) -> None:
 
     Example: `cavity stop study.toml`
     """
-    from cavity.study.folders import STOP, Requests, is_running
+    from cavity.network.run_directory import STOP, Requests, is_running
 
     folder = _folder(file, output)
     if not is_running(folder):
@@ -55,8 +55,8 @@ def withdraw(
 
     Example: `cavity withdraw leeds study.toml`
     """
-    from cavity.study.folders import WITHDRAW, Requests, is_running
-    from cavity.study.reading import read_study
+    from cavity.network.run_directory import WITHDRAW, Requests, is_running
+    from cavity.study.reader import read_study
 
     folder = _folder(file, output)
     if name not in (names := read_study(file).clients):
@@ -75,9 +75,9 @@ def leave(
 
     Example: `cavity leave study.toml --name leeds`
     """
-    from cavity.store.private import private_file
-    from cavity.study.folders import LEAVE, is_running
-    from cavity.study.reading import read_study
+    from cavity.io.private_files import private_file
+    from cavity.network.run_directory import LEAVE, is_running
+    from cavity.study.reader import read_study
 
     folder = Path("sites") / read_study(file).id / name if output is None else output
     if not folder.is_dir():
@@ -88,6 +88,6 @@ def leave(
 
 
 def _folder(file: Path, output: Path | None) -> Path:
-    from cavity.study.reading import read_study
+    from cavity.study.reader import read_study
 
     return Path("runs") / read_study(file).id if output is None else output

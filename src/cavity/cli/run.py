@@ -14,9 +14,9 @@ from cavity.errors import DataError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cavity.federation import Record
     from cavity.study.schema import Study
     from cavity.study.table import Table
+    from cavity.training import Record
 
 
 def run(
@@ -36,8 +36,8 @@ def run(
     start_jax()
     from rich.console import Console
 
-    from cavity.study.reading import read_study
-    from cavity.study.running import open_run, run_study, write_results
+    from cavity.study.reader import read_study
+    from cavity.study.run import open_run, run_study, write_results
 
     study = read_study(file, allow_models=allow_model or ())
     tables = _tables(study, data)

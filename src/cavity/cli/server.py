@@ -15,9 +15,9 @@ from cavity.errors import CavityError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cavity.engines.flower import ServerSide
+    from cavity.network.flower import ServerSide
+    from cavity.network.server import Manner
     from cavity.study.schema import Study
-    from cavity.study.serving import Manner
 
 
 def server(
@@ -42,12 +42,12 @@ def server(
     """
     os.umask(0o077)  # all that is written is for its owner
     start_jax()
-    from cavity.cli.life_signs import life_signs
-    from cavity.engines.flower import FlowerPost
-    from cavity.study.folders import only_one
-    from cavity.study.networked import check_for_network
-    from cavity.study.reading import read_study
-    from cavity.study.serving import StudyServer, server_log
+    from cavity.cli.logs import life_signs
+    from cavity.network.flower import FlowerPost
+    from cavity.network.run_directory import only_one
+    from cavity.network.server import StudyServer, server_log
+    from cavity.network.study_session import check_for_network
+    from cavity.study.reader import read_study
 
     study = read_study(file, allow_models=allow_model or ())
     check_for_network(study)
@@ -72,14 +72,14 @@ def server(
 def _side_and_manner(
     study: Study, keys: Path, host: str, port: int, directory: Path, insecure: bool
 ) -> tuple[ServerSide, Callable[..., Manner]]:
-    from cavity.engines.flower import ServerSide
-    from cavity.study.serving import Manner
+    from cavity.network.flower import ServerSide
+    from cavity.network.server import Manner
 
     folder = (directory / "flower").absolute()
     if insecure:
         check_loopback(host)
         return ServerSide(host, port, folder), lambda least, seconds, say: Manner(least, seconds, say=say)
-    from cavity.study import keys as made
+    from cavity.network import keys as made
 
     made.need(keys, made.CERTIFICATE, made.KEY, made.AUTHORITY)
     public = made.client_public_keys(keys, study)

@@ -31,9 +31,9 @@ def check(
     Example: `cavity study check study.toml --data mine.csv --name leeds`
     """
     start_jax()
-    from cavity.study.checking import check as find
-    from cavity.study.checking import name_findings
-    from cavity.study.reading import read_study
+    from cavity.study.checks import check as find
+    from cavity.study.checks import name_findings
+    from cavity.study.reader import read_study
     from cavity.study.table import read_csv
 
     try:

@@ -19,8 +19,8 @@ def keys(
 
     Example: `cavity study keys study.toml --host server.example.org`
     """
-    from cavity.study.keys import make_keys
-    from cavity.study.reading import read_study
+    from cavity.network.keys import make_keys
+    from cavity.study.reader import read_study
 
     for handout in make_keys(read_study(file), output, host):
         typer.echo(f"{handout.folder}: for {handout.owner}")

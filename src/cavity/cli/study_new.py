@@ -30,7 +30,7 @@ def new(
     from cavity.study.columns import DATE_REMEDY, Category, Text
     from cavity.study.draft import MOST_LEVELS, draft_study
     from cavity.study.guessing import guess_from_text, holds_dates
-    from cavity.study.reading import NAME
+    from cavity.study.reader import NAME
     from cavity.study.table import read_csv
 
     if output.exists():

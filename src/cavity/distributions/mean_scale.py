@@ -12,9 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from cavity.core import Distribution
 from cavity.distributions.diagonal import DiagonalGaussian, mean_field_map
 from cavity.distributions.natural import inner
-from cavity.interfaces import Distribution
 
 
 class MeanScale(Distribution):

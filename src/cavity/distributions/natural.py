@@ -19,9 +19,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from cavity.core import Distribution
+from cavity.core.messages import Stacked
 from cavity.errors import ImproperError
-from cavity.interfaces import Distribution
-from cavity.state import Stacked
 
 ArrayLike = Array | np.ndarray
 D = TypeVar("D", bound=Distribution)

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from cavity.core import Distribution
 from cavity.distributions.natural import ArrayLike, require_proper
 from cavity.errors import ImproperError
-from cavity.interfaces import Distribution
 
 
 class PointMass(Distribution):

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from cavity.core import Distribution
 from cavity.distributions.natural import require_proper
-from cavity.interfaces import Distribution
 
 
 class BlockProduct(Distribution):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cavity.lazily import from_rooms
+from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
     from cavity.divergences.f_divergence import FDivergence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KL", "FDivergence", "FisherRao", "Renyi", "ReverseKL", "WeightedKL"]
 
-__getattr__ = from_rooms(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "f_divergence": "FDivergence",

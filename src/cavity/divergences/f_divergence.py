@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from cavity.core import Divergence
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import require_proper
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError, ImproperError, UnsuitableError
-from cavity.interfaces import Divergence
 
 HUGE = 1e15  # nats: what a sum over nodes gives where the integral does not exist
 

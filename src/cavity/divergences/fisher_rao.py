@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cavity.core import Divergence
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.mean_scale import MeanScale
 from cavity.distributions.natural import require_proper
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence
 
 
 class FisherRao(Divergence):

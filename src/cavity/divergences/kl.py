@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from cavity.interfaces import MultipleOfKL
-from cavity.leaves import as_number, require
+from cavity.core import MultipleOfKL
+from cavity.core.fields import as_number, require
 
 
 class KL(MultipleOfKL):

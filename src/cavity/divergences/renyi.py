@@ -29,13 +29,13 @@ from jax.custom_derivatives import SymbolicZero
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
+from cavity.core import Divergence
+from cavity.core.fields import as_number, require
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.mean_scale import MeanScale
 from cavity.divergences.spectrum import precision_ratio, spectral_sum
 from cavity.errors import ImproperError, UnsuitableError
-from cavity.interfaces import Divergence
-from cavity.leaves import as_number, require
 
 STEEPEST = 1e-3  # of alpha + (1 - alpha) r: derivatives grow no more where less is left of the domain
 SERIES_BELOW = 1e-2  # |u| under which phi(u) / u^2 is summed as a series: seven terms are exact to rounding

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
+from cavity.core import Divergence
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import require_proper
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence
 
 
 class ReverseKL(Divergence):

@@ -17,9 +17,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from cavity.core import Data, Hyperparameter, Model, Problem
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Data, Hyperparameter, Model, Problem
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.solvers.expectations import default_expectation
 from cavity.solvers.fixed_point import check_suitable

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from cavity.core import Data, Hyperparameter, LinearModel, Model
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Data, Hyperparameter, LinearModel, Model
 from cavity.likelihoods import GaussianNoise
 
 

@@ -26,12 +26,12 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from cavity import ledger
+from cavity.core import Data, Hyperparameter, Model
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.isotropic import IsotropicGaussian
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Data, Hyperparameter, Model
 
 MAX_REPEATS, SMALL = 1000, 1e-9  # at the server, the latter in nats per factor of e
 LARGEST_FACTOR = 100.0  # by which a variance changes in one step

@@ -10,8 +10,8 @@ import numpy as np
 from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cavity.core import ClosedFormMean, OutcomeDraws, PowerIntegral
 from cavity.distributions.quadrature import fine_nodes
-from cavity.interfaces import ClosedFormMean, OutcomeDraws, PowerIntegral
 
 
 def _check_binary(y: np.ndarray) -> str | None:

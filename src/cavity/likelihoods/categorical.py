@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import OutcomeDraws, PowerIntegral
+from cavity.core import OutcomeDraws, PowerIntegral
 
 
 class CategoricalLogit(PowerIntegral, OutcomeDraws):

@@ -11,7 +11,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, ExpectedPower, Noisy, OutcomeDraws, PowerIntegral
+from cavity.core import ClosedFormMean, ExpectedPower, Noisy, OutcomeDraws, PowerIntegral
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, OutcomeDraws, PowerIntegral
+from cavity.core import ClosedFormMean, OutcomeDraws, PowerIntegral
 
 _NODES = 256  # counts at which powers are summed
 _LARGEST_SUM, _LARGEST_SUM_SINGLE = 1e4, 1e2  # rates that are summed over, in double and single precision

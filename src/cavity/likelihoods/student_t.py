@@ -11,8 +11,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.interfaces import ClosedFormMean, Noisy, OutcomeDraws
-from cavity.leaves import require
+from cavity.core import ClosedFormMean, Noisy, OutcomeDraws
+from cavity.core.fields import require
 
 
 class StudentT(ClosedFormMean, OutcomeDraws, Noisy):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cavity.interfaces import Likelihood
+from cavity.core import Likelihood
 
 
 class TagsLogit(Likelihood):

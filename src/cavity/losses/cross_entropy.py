@@ -8,9 +8,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cavity.core import Likelihood
+from cavity.core.fields import as_number, require
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Likelihood
-from cavity.leaves import as_number, require
 from cavity.losses.predictor import PredictorLoss, name_of
 
 

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from cavity.leaves import as_number, require
+from cavity.core.fields import as_number, require
 from cavity.losses.power import PowerLoss
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from cavity.core import Data, ExpectedPower, Likelihood, Loss, Model, RowModel
 from cavity.errors import CavityError
-from cavity.interfaces import Data, ExpectedPower, Likelihood, Loss, Model, RowModel
 
 
 class NegativeLogLikelihood(Loss):

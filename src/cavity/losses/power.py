@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
+from cavity.core import ExpectedPower, Likelihood, PowerIntegral
 from cavity.errors import UnsuitableError
-from cavity.interfaces import ExpectedPower, Likelihood, PowerIntegral
 from cavity.losses.predictor import PredictorLoss, name_of
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxtyping import Array, Float, PyTree
 
+from cavity.core import Likelihood, Loss, Model, PredictorModel
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Likelihood, Loss, Model, PredictorModel
 
 
 class PredictorLoss(Loss):

@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from cavity.core import Data, Likelihood, Loss, Model, PredictorModel, PseudoRows
+from cavity.core.fields import as_number, require
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Data, Likelihood, Loss, Model, PredictorModel, PseudoRows
-from cavity.leaves import as_number, require
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.losses.predictor import name_of
 

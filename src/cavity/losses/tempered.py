@@ -7,9 +7,9 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
+from cavity.core import Data, Likelihood, Loss, Model
+from cavity.core.fields import as_number, require
 from cavity.errors import CavityError
-from cavity.interfaces import Data, Likelihood, Loss, Model
-from cavity.leaves import as_number, require
 from cavity.losses.nll import NegativeLogLikelihood
 
 

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cavity.lazily import from_rooms
+from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from cavity.models.cnn import cnn_classifier
     from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
-    from cavity.models.factor_forms import Coupled, Decoupled, OwnRows
-    from cavity.models.from_numpyro import numpyro_kinds, numpyro_model
     from cavity.models.function import FunctionModel, function_model
-    from cavity.models.gaussian_process import SparseGP, sparse_gp
-    from cavity.models.globals_only import GlobalsOnly, as_rows
-    from cavity.models.location import NormalLocation, normal_location
-    from cavity.models.mlp import MLP, mlp_classifier, mlp_regression
-    from cavity.models.nearness import nearness_to_rows
-    from cavity.models.network import NetworkModel, equinox_model, network_model
-    from cavity.models.numpyro import NumpyroModel
-    from cavity.models.pooled_process import central_gp
-    from cavity.models.regression import (
+    from cavity.models.glm.regression import (
         Regression,
         linear_regression,
         logistic_regression,
@@ -28,9 +17,20 @@ if TYPE_CHECKING:
         probit_regression,
         softmax_regression,
     )
-    from cavity.models.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
-    from cavity.models.shrunk_regression import ShrunkRegression, shrunk
-    from cavity.models.tagging import BagOfWords, bag_of_words
+    from cavity.models.glm.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
+    from cavity.models.glm.shrinkage_regression import ShrunkRegression, shrunk
+    from cavity.models.gp.factor_forms import Coupled, Decoupled, OwnRows
+    from cavity.models.gp.pooled_gp import central_gp
+    from cavity.models.gp.row_proximity import nearness_to_rows
+    from cavity.models.gp.sparse_gp import SparseGP, sparse_gp
+    from cavity.models.location import NormalLocation, normal_location
+    from cavity.models.neural.bag_of_words import BagOfWords, bag_of_words
+    from cavity.models.neural.cnn import cnn_classifier
+    from cavity.models.neural.mlp import MLP, mlp_classifier, mlp_regression
+    from cavity.models.neural.network import NetworkModel, equinox_model, network_model
+    from cavity.models.numpyro.from_numpyro import numpyro_kinds, numpyro_model
+    from cavity.models.numpyro.globals_only import GlobalsOnly, as_rows
+    from cavity.models.numpyro.latent_model import NumpyroModel
 
 __all__ = [
     "MLP",
@@ -75,26 +75,26 @@ __all__ = [
     "sparse_gp",
 ]
 
-__getattr__ = from_rooms(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "pooled_process": "central_gp",
         "conjugate": "BernoulliShare CategoricalShares PoissonRate",
-        "factor_forms": "Coupled Decoupled OwnRows",
-        "from_numpyro": "numpyro_kinds numpyro_model",
         "function": "FunctionModel function_model",
-        "globals_only": "GlobalsOnly as_rows",
-        "location": "NormalLocation normal_location",
-        "cnn": "cnn_classifier",
-        "mlp": "MLP mlp_classifier mlp_regression",
-        "nearness": "nearness_to_rows",
-        "network": "NetworkModel equinox_model network_model",
-        "numpyro": "NumpyroModel",
-        "regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
+        "glm.regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
         "softmax_regression",
-        "shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
-        "shrunk_regression": "ShrunkRegression shrunk",
-        "gaussian_process": "SparseGP sparse_gp",
-        "tagging": "BagOfWords bag_of_words",
+        "glm.shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
+        "glm.shrinkage_regression": "ShrunkRegression shrunk",
+        "gp.factor_forms": "Coupled Decoupled OwnRows",
+        "gp.pooled_gp": "central_gp",
+        "gp.row_proximity": "nearness_to_rows",
+        "gp.sparse_gp": "SparseGP sparse_gp",
+        "location": "NormalLocation normal_location",
+        "neural.bag_of_words": "BagOfWords bag_of_words",
+        "neural.cnn": "cnn_classifier",
+        "neural.mlp": "MLP mlp_classifier mlp_regression",
+        "neural.network": "NetworkModel equinox_model network_model",
+        "numpyro.from_numpyro": "numpyro_kinds numpyro_model",
+        "numpyro.globals_only": "GlobalsOnly as_rows",
+        "numpyro.latent_model": "NumpyroModel",
     },
 )

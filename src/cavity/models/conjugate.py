@@ -8,10 +8,10 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PyTree
 
-from cavity.checks import numeric_vector
+from cavity.core import ConjugateModel, Data, RowModel
+from cavity.core.checks import numeric_vector
 from cavity.distributions import Beta, Dirichlet, Gamma
 from cavity.errors import DataError
-from cavity.interfaces import ConjugateModel, Data, RowModel
 
 
 class BernoulliShare(ConjugateModel, RowModel):

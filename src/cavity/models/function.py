@@ -13,17 +13,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.checks import finite_column
+from cavity.core import PredictiveModel, RowModel
+from cavity.core.checks import finite_column
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import PredictiveModel, RowModel
+from cavity.models.glm.regression import gaussian_prior
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
-from cavity.models.regression import gaussian_prior
 from cavity.models.row_independence import Company, depends_on_others, some_values
 
 ROWS_CHECKED = 32
-WRITE_A_MODEL = "for a likelihood that is not a sum over rows subclass `cavity.interfaces.Model`"
+WRITE_A_MODEL = "for a likelihood that is not a sum over rows subclass `cavity.core.Model`"
 _CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()  # functions whose rows have been found independent
 
 

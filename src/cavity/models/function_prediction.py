@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from cavity.core import ExpectedPower, Likelihood, OutcomeDraws
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError
-from cavity.interfaces import ExpectedPower, Likelihood, OutcomeDraws
 
 DRAWS = 100
 OUTCOMES = 40  # per draw, for quantiles

@@ -9,14 +9,14 @@ import numpy as np
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.checks import numeric_matrix
+from cavity.core import Data, GaussianRows, Likelihood, LinearModel, PredictiveModel, PseudoRows
+from cavity.core.checks import numeric_matrix
 from cavity.distributions import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import Data, GaussianRows, Likelihood, LinearModel, PredictiveModel, PseudoRows
 from cavity.likelihoods import GaussianVector
+from cavity.models.glm.regression import gaussian_prior
 from cavity.models.prediction import Prediction, predict_from_designs
-from cavity.models.regression import gaussian_prior
 
 
 class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cavity.core import ClosedFormMean, Likelihood
 from cavity.distributions.gaussian import Gaussian
-from cavity.interfaces import ClosedFormMean, Likelihood
 
 DEFAULT_DRAWS = 1000
 NORMAL_90 = 1.6448536269514722  # the 95 % point of the standard normal: a central 90 % interval

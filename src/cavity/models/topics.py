@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from cavity.core import Data, LatentModel
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
-from cavity.interfaces import Data, LatentModel
-from cavity.models.columns import units_of
+from cavity.models.glm.columns import units_of
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 START_KEY = 0x70D1

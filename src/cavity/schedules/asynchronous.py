@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity.interfaces import Plan, Schedule
+from cavity.core import Plan, Schedule
 
 
 class Asynchronous(Schedule):

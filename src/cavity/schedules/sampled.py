@@ -8,8 +8,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import PyTree
 
+from cavity.core import Plan, Schedule
 from cavity.errors import CavityError
-from cavity.interfaces import Plan, Schedule
 
 
 class SampledCount(Schedule):

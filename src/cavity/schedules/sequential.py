@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import equinox as eqx
 import numpy as np
 
-from cavity.interfaces import Plan, Schedule
+from cavity.core import Plan, Schedule
 
 
 class Pass(eqx.Module):

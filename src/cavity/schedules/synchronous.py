@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity.interfaces import Plan, Schedule
+from cavity.core import Plan, Schedule
 
 
 class Synchronous(Schedule):

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cavity.lazily import from_rooms
+from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from cavity.solvers.alpha_divergence import AlphaDivergence
-    from cavity.solvers.chains import SGHMC, SGLD, SGDIterates
     from cavity.solvers.conjugate import Conjugate
+    from cavity.solvers.ep.alpha_divergence import AlphaDivergence
+    from cavity.solvers.ep.moment_matching import MomentMatching
+    from cavity.solvers.ep.power_ep import PowerEP
     from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
     from cavity.solvers.fixed_point import FixedPoint
     from cavity.solvers.gradient import Gradient
     from cavity.solvers.laplace import Laplace
     from cavity.solvers.lbfgs import LBFGS
-    from cavity.solvers.moment_matching import MomentMatching
     from cavity.solvers.natural_gradient import NaturalGradient
     from cavity.solvers.plateau import Plateau
-    from cavity.solvers.power_ep import PowerEP
-    from cavity.solvers.sgmcmc import SGMCMC
-    from cavity.solvers.spread import DiagonalFisher, LedoitWolf, NaturalVI, Point, SampleMoments, ScaledIdentity
+    from cavity.solvers.sgmcmc.chains import SGHMC, SGLD, SGDIterates
+    from cavity.solvers.sgmcmc.covariance import (
+        DiagonalFisher,
+        LedoitWolf,
+        NaturalVI,
+        Point,
+        SampleMoments,
+        ScaledIdentity,
+    )
+    from cavity.solvers.sgmcmc.solver import SGMCMC
     from cavity.solvers.start import FromPosterior, Tight
     from cavity.solvers.stochastic_natural_gradient import StochasticNaturalGradient
 
@@ -53,23 +60,23 @@ __all__ = [
     "Tight",
 ]
 
-__getattr__ = from_rooms(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "alpha_divergence": "AlphaDivergence",
-        "chains": "SGDIterates SGHMC SGLD",
         "conjugate": "Conjugate",
+        "ep.alpha_divergence": "AlphaDivergence",
+        "ep.moment_matching": "MomentMatching",
+        "ep.power_ep": "PowerEP",
         "estimators": "Exact LocalDraws ParameterDraws",
         "fixed_point": "FixedPoint",
         "gradient": "Gradient",
         "laplace": "Laplace",
         "lbfgs": "LBFGS",
-        "moment_matching": "MomentMatching",
         "natural_gradient": "NaturalGradient",
         "plateau": "Plateau",
-        "power_ep": "PowerEP",
-        "sgmcmc": "SGMCMC",
-        "spread": "DiagonalFisher LedoitWolf NaturalVI Point SampleMoments ScaledIdentity",
+        "sgmcmc.chains": "SGDIterates SGHMC SGLD",
+        "sgmcmc.covariance": "DiagonalFisher LedoitWolf NaturalVI Point SampleMoments ScaledIdentity",
+        "sgmcmc.solver": "SGMCMC",
         "start": "FromPosterior Tight",
         "stochastic_natural_gradient": "StochasticNaturalGradient",
     },

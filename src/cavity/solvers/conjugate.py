@@ -12,8 +12,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from cavity.core import ConjugateModel, Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
 from cavity.errors import UnsuitableError
-from cavity.interfaces import ConjugateModel, Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
 
 
 class ConjugateState(eqx.Module):

@@ -1,7 +1,7 @@
 """Which solver a newcomer gets."""
 
+from cavity.core import Divergence, Loss, Model, Solver
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, Solver
 
 
 def default_solver(model: Model, loss: Loss, divergence: Divergence) -> Solver:

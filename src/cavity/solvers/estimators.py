@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cavity.core import Loss, Model, PredictorDraws, Problem, weighted_sum
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Loss, Model, PredictorDraws, Problem, weighted_sum
 from cavity.solvers.expectations import default_expectation
 
 

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cavity.core import CorrectedPrior, LinearModel, Loss, Model, Problem
 from cavity.distributions.gaussian import Gaussian, row_roots
 from cavity.distributions.quadrature import fine_nodes, normal_nodes
 from cavity.errors import UnsuitableError
-from cavity.interfaces import CorrectedPrior, LinearModel, Loss, Model, Problem
 
 Derivatives = tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "..."]]
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cavity.core import Data, Loss, Model, OutcomeDraws, PredictorModel, Problem
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Data, Loss, Model, OutcomeDraws, PredictorModel, Problem
 
 NUMBERS_AT_ONCE = 1 << 22  # gradients of single rows that are held together, in numbers
 

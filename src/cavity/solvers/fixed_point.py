@@ -19,11 +19,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from cavity.core import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core.fields import as_count, as_number
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
-from cavity.leaves import as_count, as_number
 from cavity.solvers.expectations import Expectation, default_expectation
 
 NEWTON_LIMIT = 1000  # coefficients for which the d x d Hessian of a small family is formed

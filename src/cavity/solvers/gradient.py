@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from cavity.core import Data, Divergence, Loss, Model, PredictorDraws, Problem, RowModel, Solution, Solver
+from cavity.core.fields import as_count, as_number
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.mean_scale import MeanScale
 from cavity.errors import CavityError, UnsuitableError
-from cavity.interfaces import Data, Divergence, Loss, Model, PredictorDraws, Problem, RowModel, Solution, Solver
-from cavity.leaves import as_count, as_number
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.estimators import Estimator, LocalDraws, ParameterDraws
 from cavity.solvers.plateau import Plateau

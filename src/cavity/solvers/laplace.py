@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from cavity.core import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core.fields import as_count, as_number
 from cavity.distributions import FullGaussian
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
-from cavity.leaves import as_count, as_number
 from cavity.solvers.fixed_point import default_tolerance
 
 FIRST_DAMPING = 1e-4  # as a share of the curvature

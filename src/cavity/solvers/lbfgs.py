@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.core.fields import as_count, as_number
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
-from cavity.leaves import as_count, as_number
 from cavity.solvers.coordinates import Coordinates, MomentCoordinates
 from cavity.solvers.expectations import default_expectation
 from cavity.solvers.gradient import pull_to_cavity

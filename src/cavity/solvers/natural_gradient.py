@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.core.fields import as_count, as_number
 from cavity.distributions.gaussian import Gaussian
-from cavity.interfaces import Divergence, Loss, Model, Problem, Solution, Solver
-from cavity.leaves import as_count, as_number
 from cavity.solvers.expectations import Expectation
 from cavity.solvers.fixed_point import Derivatives, check_suitable, default_tolerance, derivatives, undamped
 

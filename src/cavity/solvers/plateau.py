@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from cavity.leaves import as_count, as_number
+from cavity.core.fields import as_count, as_number
 
 
 class PlateauState(eqx.Module):

@@ -48,12 +48,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from cavity.core import Data, Divergence, Loss, Model, Solution, Solver
+from cavity.core.fields import as_count, as_number
+from cavity.core.shared_model import SharedModel, SharedProblem
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.errors import CavityError
-from cavity.interfaces import Data, Divergence, Loss, Model, Solution, Solver
-from cavity.interfaces.shared import SharedModel, SharedProblem
-from cavity.leaves import as_count, as_number
 from cavity.solvers.gradient import mini_batch
 from cavity.solvers.plateau import Plateau
 

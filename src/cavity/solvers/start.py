@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from cavity.interfaces import Problem
-from cavity.leaves import as_number
+from cavity.core import Problem
+from cavity.core.fields import as_number
 
 
 class Start(eqx.Module):

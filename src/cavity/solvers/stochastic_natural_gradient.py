@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from cavity.core import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core.fields import as_count, as_number
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.errors import UnsuitableError
-from cavity.interfaces import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
-from cavity.leaves import as_count, as_number
 from cavity.solvers.gradient import check_batches, mini_batch
 
 

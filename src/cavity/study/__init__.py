@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cavity.lazily import from_rooms
+from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
     from cavity.study.building import client_data, study_algorithm, study_scaling, study_schedule, sums
     from cavity.study.identity import differences, settings
-    from cavity.study.reading import parse_study, read_study
+    from cavity.study.reader import parse_study, read_study
     from cavity.study.scaling import Scaling, Sums
     from cavity.study.schema import Study
     from cavity.study.table import Table, as_table, read_csv
@@ -35,12 +35,12 @@ __all__ = [
     "sums",
 ]
 
-__getattr__ = from_rooms(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "building": "client_data study_algorithm study_scaling study_schedule sums",
         "identity": "differences settings",
-        "reading": "parse_study read_study",
+        "reader": "parse_study read_study",
         "scaling": "Scaling Sums",
         "schema": "Study",
         "table": "Table as_table read_csv",

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
+from cavity.core import Algorithm, LatentModel, Schedule
 from cavity.errors import DataError, StudyError
-from cavity.interfaces import Algorithm, LatentModel, Schedule
-from cavity.study import words
+from cavity.study import registry
 from cavity.study.columns import FixedScaling, ScalingRule
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import refuse
@@ -116,7 +116,7 @@ def study_algorithm(study: Study, scaling: Scaling) -> Algorithm:
     if isinstance(model, LatentModel) != (choice.method in ("sfvi", "sfvi-avg")):
         kind = "local latents" if isinstance(model, LatentModel) else "no local latents"
         raise StudyError(f"algorithm.method: {choice.method!r} does not go with a model that has {kind}")
-    damping = None if choice.damping is None else words.make(words.DAMPINGS, choice.damping)
+    damping = None if choice.damping is None else registry.make(registry.DAMPINGS, choice.damping)
     if choice.method == "pvi":
         return PVI(model, damping=damping)
     if choice.method == "fedgvi":
@@ -125,9 +125,9 @@ def study_algorithm(study: Study, scaling: Scaling) -> Algorithm:
         assert choice.server_divergence is not None
         return FedGVI(
             model,
-            words.make(words.LOSSES, choice.loss),
-            words.make(words.DIVERGENCES, choice.divergence),
-            server_divergence=words.make(words.DIVERGENCES, choice.server_divergence),
+            registry.make(registry.LOSSES, choice.loss),
+            registry.make(registry.DIVERGENCES, choice.divergence),
+            server_divergence=registry.make(registry.DIVERGENCES, choice.server_divergence),
             damping=damping,
         )
     assert choice.step_size is not None
@@ -142,7 +142,7 @@ def study_algorithm(study: Study, scaling: Scaling) -> Algorithm:
 
 def study_schedule(study: Study) -> Schedule:
     """Who works when."""
-    return words.make(words.SCHEDULES, study.run.schedule)
+    return registry.make(registry.SCHEDULES, study.run.schedule)
 
 
 def client_data(study: Study, table: Any, scaling: Scaling) -> Any:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cavity.core.messages import Record
 from cavity.errors import StudyError
-from cavity.state import Record
 
 MISSING_TEXT = frozenset({"", ".", "na", "n/a", "nan", "null"})  # in lower case; what R, SAS, Stata and pandas write
 MISSING_LEVEL = "missing"

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavity import wire
-from cavity.interfaces import LatentModel
-from cavity.state import Report
+from cavity.core import LatentModel
+from cavity.core.messages import Report
+from cavity.io import serialization
 from cavity.study.building import study_algorithm
 from cavity.study.scaling import Scaling
 from cavity.study.schema import Study
@@ -58,7 +58,7 @@ def shipments(study: Study) -> list[Shipment]:
     sizes = [np.size(leaf) for leaf in jax.tree.leaves(algorithm.prior)]
     text = f"{what}, {len(arrays)} arrays ({' + '.join(map(str, sizes))} numbers): {', '.join(arrays)}; and 4 numbers "
     text += "about the solve (residual, free energy, steps, converged)"
-    found.append(Shipment("each round", text, sum(sizes) + 4, wire.num_bytes(sent)))
+    found.append(Shipment("each round", text, sum(sizes) + 4, serialization.num_bytes(sent)))
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cavity.errors import DataError
 from cavity.study.columns import DATE_REMEDY, Boolean, Category, Column, Integer, Number, Text
 from cavity.study.guessing import guess_from_text, holds_dates, seen_levels
-from cavity.study.places import spelled
+from cavity.study.line_numbers import spelled
 from cavity.study.priors import SLOPE_SCALE, intercept_scale
 from cavity.study.table import Table
 

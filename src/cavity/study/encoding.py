@@ -11,8 +11,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
+from cavity.core import Encoding
 from cavity.errors import StudyError
-from cavity.interfaces import Encoding
 from cavity.study.columns import Column, check_column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse

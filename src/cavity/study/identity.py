@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from cavity.study.columns import Column
-from cavity.study.places import spelled
+from cavity.study.line_numbers import spelled
 from cavity.study.schema import Part, Study
 
 FORMAT = 2  # to be raised when the meaning of a key changes

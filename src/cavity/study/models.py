@@ -13,11 +13,11 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
+from cavity.core import LatentModel, Model
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, StudyError
-from cavity.interfaces import LatentModel, Model
 from cavity.likelihoods import GaussianUnknownNoise
-from cavity.models.regression import (
+from cavity.models.glm.regression import (
     Regression,
     gaussian_prior,
     linear_regression,
@@ -25,13 +25,13 @@ from cavity.models.regression import (
     poisson_regression,
     softmax_regression,
 )
-from cavity.study import words
+from cavity.study import registry
 from cavity.study.columns import Category
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.priors import LOG_NOISE_SCALE, NOISE_FLOOR
 from cavity.study.scaling import Scaling
 from cavity.study.schema import ModelChoice, PriorChoice, Study
-from cavity.study.suitability import outcome_misfit
+from cavity.study.validation import outcome_misfit
 
 ALLOW_MODELS = "CAVITY_ALLOW_MODELS"  # in the environment: names of modules, separated by commas or spaces
 
@@ -50,7 +50,7 @@ def study_model(study: Study, scaling: Scaling) -> Any:
     assert study.model.kind is not None
     assert study.prior is not None
     encoding = FormulaEncoding(study.model.formula, study.used_columns, scaling)
-    family = words.FAMILIES[study.algorithm.family or "full"]
+    family = registry.FAMILIES[study.algorithm.family or "full"]
     return regression_model(study.model.kind, encoding, study.prior, family=family, noise_sd=study.model.noise_sd)
 
 
@@ -140,7 +140,7 @@ def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
     if not _makes_models(maker):
         raise StudyError(
             f"model.function: the module {module_name!r} has no function {name!r} that says it returns a model; "
-            f"annotate it, `def {name}(...) -> cavity.interfaces.Model`, so that a study can call nothing else here"
+            f"annotate it, `def {name}(...) -> cavity.core.Model`, so that a study can call nothing else here"
         )
     try:
         model = maker(**arguments)

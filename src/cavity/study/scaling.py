@@ -21,8 +21,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
+from cavity.core.messages import Record
 from cavity.errors import CavityError
-from cavity.state import Record
 
 ROUNDING = 1e-13  # of the mean square: a variance below this is not distinguishable from zero
 

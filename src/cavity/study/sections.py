@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from cavity.errors import CavityError, StudyError
-from cavity.study.places import line_of, spelled
+from cavity.study.line_numbers import line_of, spelled
 from cavity.study.schema import Part
 
 NEEDED: Any = object()  # the default of a key that must be there

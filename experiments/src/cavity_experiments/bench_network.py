@@ -1,0 +1,134 @@
+"""`cavity bench network`: what a round over Flower costs, against Flower alone, and how large a posterior may be.
+
+All on this machine, without TLS. A round of two clients with next to no work is compared with a round trip of Flower as
+it comes (`bare_flower.py`), and with letters that are sent back as they are over the same nodes. SuperNodes look for
+messages every three seconds, so a single round says little: the mean of several counts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from cavity import training
+from cavity.algorithms import PVI
+from cavity.core import Data
+from cavity.core.client_data import prepare_clients
+from cavity.distributions import DiagonalGaussian
+from cavity.errors import CavityError
+from cavity.models import linear_regression
+from cavity.network.client_state import ClientStore, SentLog
+from cavity.network.engine import NetworkEngine
+from cavity.network.protocol import Identity, Setting
+from cavity.network.session import POLL, Clientele, Terms
+from cavity.network.worker import Half, Site, Worker
+from cavity.schedules import Synchronous
+from cavity.solvers import FixedPoint
+from cavity.training import Stopping
+from cavity_experiments.bare_flower import echo_seconds
+from cavity_experiments.core_speed import judge
+from cavity_experiments.loopback import Loopback, unkeyed
+from cavity_experiments.runner import Journal, Size
+
+NAMES = ("leeds", "york")
+NUM_ROWS = 3
+BAR = 1.25
+IDENTITY, RUN = Identity("bench", "{}"), "run"
+Answers = dict[str, Callable[[bytes], bytes]]
+
+
+def bench_network(journal: Journal, size: Size, seed: int) -> None:
+    """Rounds, and a posterior of 50 megabytes."""
+    quick = size is Size.QUICK
+    num_rounds, num_features = (3, 999) if quick else (10, 3_124_999)  # means and precisions of 50 MB
+    journal.settings(num_clients=len(NAMES), num_rounds=num_rounds, num_features=num_features)
+    answers: Answers = dict.fromkeys(NAMES, bytes)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Loopback(*unkeyed(folder / "loopback", NAMES), answers) as loopback:
+            echo = _echoes(loopback, num_rounds)
+            journal.say(f"letters there and back: {echo:.2f} s")
+            trivial = _rounds(journal, "trivial work", loopback, answers, folder, 1, num_rounds, seed)
+            before = _peak_megabytes(loopback)
+            _rounds(journal, "large posterior", loopback, answers, folder, num_features, 2, seed)
+            for program, megabytes in _peak_megabytes(loopback).items():
+                journal.row("peak memory", program=program, before=before[program], large_posterior=megabytes)
+        bare = float(np.mean(echo_seconds(folder / "bare", len(NAMES), num_rounds)))
+    journal.row("round trips", kind="Flower alone", seconds=bare)
+    journal.row("round trips", kind="letters over the same nodes", seconds=echo)
+    judge(
+        journal, "network-6a round / Flower's own round trip", trivial / bare, "<= 1.25", trivial / bare <= BAR, quick
+    )
+    ratio = trivial / echo
+    judge(journal, "network-6b round / letters over the same nodes", ratio, "<= 1.25", ratio <= BAR, quick)
+
+
+def _rounds(
+    journal: Journal,
+    kind: str,
+    loopback: Loopback,
+    answers: Answers,
+    folder: Path,
+    num_features: int,
+    num_rounds: int,
+    seed: int,
+) -> float:
+    """Seconds per round of one step of a linear regression; the first, in which both sides compile, does not count."""
+    model = linear_regression(num_features, noise_sd=1.0, family=DiagonalGaussian)
+    algorithm = PVI(model, solver=FixedPoint(max_steps=1, newton=False))
+    rng = np.random.default_rng(seed)
+    rows = {name: (rng.normal(size=(NUM_ROWS, num_features)), rng.normal(size=NUM_ROWS)) for name in NAMES}
+    answers |= _answers(algorithm, prepare_clients(algorithm.model, rows), folder / kind, seed)
+    clientele = Clientele(loopback.post, Terms(IDENTITY, RUN, NAMES), say=journal.say)
+    engine, schedule = NetworkEngine(algorithm, clientele, Setting(None), least=len(NAMES)), Synchronous()
+    server = training.open_federation(algorithm, schedule, NAMES, seed)
+    _, history, _ = training.run(algorithm, engine, schedule, server, [], Stopping(num_rounds + 1, 0.0))
+    if history[-1]["communications"] != len(NAMES) * (num_rounds + 1):
+        raise CavityError("a round was not complete; let nothing else run meanwhile")
+    seconds = (history[-1]["seconds"] - history[0]["seconds"]) / num_rounds
+    megabytes = history[0]["bytes"] / len(NAMES) / 1e6
+    journal.row("rounds", kind=kind, seconds=seconds, megabytes_per_client=megabytes)
+    journal.say(f"{kind}: {seconds:.2f} s per round, {megabytes:.3g} MB there and back per client")
+    return seconds
+
+
+def _answers(algorithm: PVI, data: Mapping[str, Data], folder: Path, seed: int) -> Answers:
+    def worker(name: str) -> Worker:
+        half = Half(algorithm, data[name], seed)
+        site = Site(name, IDENTITY, half=lambda setting: half, sums=lambda scaling: None, finish=lambda files: None)
+        return Worker(site, ClientStore(folder / name), SentLog(folder / name / "sent.jsonl"))
+
+    return {name: worker(name).answer for name in NAMES}
+
+
+def _echoes(loopback: Loopback, num_rounds: int) -> float:
+    """Seconds for a letter to every client and its return."""
+    post, deadline = loopback.post, time.monotonic() + 120.0
+    while len(addresses := list(post.reachable())) < len(NAMES):
+        if time.monotonic() > deadline:
+            raise CavityError("Flower's nodes did not connect within two minutes")
+        time.sleep(POLL)
+    began = time.perf_counter()
+    for _ in range(num_rounds):
+        awaited = set(post.send(dict.fromkeys(addresses, b"?"), 60.0).values())
+        while awaited:
+            awaited -= {delivery.letter for delivery in post.fetch(awaited)}
+            time.sleep(POLL if awaited else 0.0)
+    return (time.perf_counter() - began) / num_rounds
+
+
+def _peak_megabytes(loopback: Loopback) -> dict[str, float]:
+    """Of Flower's programs and of this one, so far; nothing where the system does not tell."""
+    programs = {"SuperLink": loopback.post.pid, "proxy": loopback.post.proxy_pid, "server and clients": "self"}
+    programs |= {f"SuperNode of {name}": node.pid for name, node in loopback.nodes.items()}
+    found = {}
+    for program, number in programs.items():
+        status = Path(f"/proc/{number}/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        peak = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        found[program] = float(peak[0]) / 1e3 if peak else float("nan")
+    return found

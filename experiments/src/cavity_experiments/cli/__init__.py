@@ -1,0 +1,1 @@
+"""The commands `cavity reproduce`, `cavity bench` and `cavity data`."""

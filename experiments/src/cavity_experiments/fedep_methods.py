@@ -1,0 +1,133 @@
+"""The ten methods that FedEP's experiments compare (Guo et al., 2023, table 2), each with settings of its own.
+
+All go on from one burn-in by FedAvg, whose last point is handed over, for the same number of rounds and the same number
+of epochs per visit. A letter says where the spread of the tilted distribution comes from: I scaled identity, M samples
+of the chain, L Laplace, V natural-gradient VI.
+
+One more stands beside them: FedAvg whose server takes smaller steps after the burn-in. What other methods gain by the
+hand-over may be that they average more, and not that they have a posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optax
+
+from cavity.algorithms import FedAvg, FedEP, FedPA, FedSEP
+from cavity.core import Model
+from cavity.fit.fit import Fit
+from cavity.fit.run import run
+from cavity.schedules import SampledCount
+from cavity.solvers import SGMCMC, DiagonalFisher, NaturalVI, Point, SampleMoments, ScaledIdentity, SGDIterates
+from cavity.solvers.sgmcmc.covariance import Spread
+from cavity.training import Observer
+
+FEDAVG, SMALL_STEPS, FEDPA = "FedAvg", "FedAvg, small steps", "FedPA"
+LETTERS = ("I", "M", "L", "V")
+STATEFUL = tuple(f"FedEP {letter}" for letter in LETTERS)
+STATELESS = tuple(f"FedSEP {letter}" for letter in LETTERS)
+METHODS = (FEDAVG, SMALL_STEPS, FEDPA, *STATEFUL, *STATELESS)
+MOMENTUM = 0.9  # of clients and server, table 7
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for one method, on validation images.
+
+    Attributes:
+        server_step_size: of the server's optimiser.
+        step_size: of the clients' descent.
+        precision_per_row: c, at the hand-over and in the spread; of no use to FedAvg.
+    """
+
+    server_step_size: float
+    step_size: float = 0.03
+    precision_per_row: float = 1.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How all methods are run.
+
+    Attributes:
+        clients_per_round: drawn anew for each round.
+        burn_in: rounds of FedAvg.
+        rounds: of each method after that.
+        num_epochs: of a client's descent per visit.
+        batch_size: rows per step.
+        choices: method -> what was chosen for it, after the burn-in.
+        shrinkage: of M.
+        fisher_epochs: passes over a client's rows for the Fisher information: L's, and V's number of changes.
+        decay: of V.
+        first: what was chosen for FedAvg's burn-in; None takes what it goes on with.
+    """
+
+    clients_per_round: int
+    burn_in: int
+    rounds: int
+    num_epochs: int
+    batch_size: int
+    choices: Mapping[str, Choice]
+    shrinkage: float = 1e-4
+    fisher_epochs: int = 1
+    decay: float = 0.5
+    first: Choice | None = None
+
+    def chain(self, spread: Spread, step_size: float) -> SGMCMC:
+        """All iterates of the epochs count in a mean; a point mass is the last iterate."""
+        burn_in = self.num_epochs - 1 if isinstance(spread, Point) else 0
+        descent = SGDIterates(step_size, momentum=MOMENTUM)
+        return SGMCMC(descent, spread, num_epochs=self.num_epochs, burn_in=burn_in, batch_size=self.batch_size)
+
+
+def with_momentum(step_size: Any) -> optax.GradientTransformation:
+    """Descent with momentum, as the paper's servers have it."""
+    return optax.sgd(step_size, MOMENTUM)
+
+
+def method(name: str, model: Model, setting: Setting, num_rows: int) -> Any:
+    """A method by its name in the tables: "FedAvg", "FedPA", or such as "FedEP I"."""
+    choice = setting.choices[name]
+    server = {"optimiser": with_momentum, "step_size": choice.server_step_size}
+    if name in (FEDAVG, SMALL_STEPS):
+        return FedAvg(model, solver=setting.chain(Point(), choice.step_size), **server)
+    kind, _, letter = name.partition(" ")
+    solver = setting.chain(_spread(letter or "M", setting, choice.precision_per_row), choice.step_size)
+    if kind == "FedEP":
+        return FedEP(model, solver=solver, **{f"server_{key}": value for key, value in server.items()})
+    return (FedPA if kind == FEDPA else FedSEP)(model, solver=solver, num_rows=num_rows, **server)
+
+
+def _spread(letter: str, setting: Setting, precision_per_row: float) -> Spread:
+    return {
+        "I": ScaledIdentity(precision_per_row),
+        "M": SampleMoments(setting.shrinkage, precision_per_row),
+        "L": DiagonalFisher(setting.fisher_epochs),
+        "V": NaturalVI(setting.fisher_epochs, 1, setting.decay, precision_per_row),
+    }[letter]
+
+
+def burn_in(
+    model: Model, clients: Mapping[str, Any], setting: Setting, seed: int, observers: Sequence[Observer] = ()
+) -> Fit:
+    """FedAvg's first rounds, from which all methods go on."""
+    if setting.first is not None:
+        setting = replace(setting, choices={FEDAVG: setting.first})
+    algorithm = method(FEDAVG, model, setting, 0)
+    schedule = SampledCount(setting.clients_per_round)
+    return run(
+        algorithm, clients, schedule=schedule, rounds=setting.burn_in, tolerance=0.0, seed=seed, observers=observers
+    )
+
+
+def go_on(name: str, burnt: Fit, setting: Setting, num_rows: int, observers: Sequence[Observer] = ()) -> Fit:
+    """The rounds of one method after the burn-in."""
+    algorithm = method(name, burnt.algorithm.model, setting, num_rows)
+    if isinstance(algorithm, FedAvg):
+        burnt = replace(burnt, algorithm=algorithm)
+    else:
+        burnt = burnt.hand_over(algorithm, precision_per_row=setting.choices[name].precision_per_row)
+    return burnt.refine(setting.rounds, 0.0, observers=observers)

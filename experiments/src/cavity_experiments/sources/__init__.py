@@ -1,0 +1,60 @@
+"""Real data sets, one function each.
+
+Files are read from the folder that the environment variable CAVITY_DATA names. Without it, the sets that
+OpenML has come through scikit-learn's `fetch_openml`, which keeps a copy of its own. A set that cannot be
+had raises `DataUnavailable`; a file that is there but is not the data set raises a DataError.
+"""
+
+from cavity_experiments.sources.banking import bank, credit
+from cavity_experiments.sources.catalogue import CATALOGUE, Entry
+from cavity_experiments.sources.encoding import imputed
+from cavity_experiments.sources.hospitals import HospitalTable, eicu_demo, heart_disease
+from cavity_experiments.sources.images import fashion_mnist, mnist
+from cavity_experiments.sources.multilevel import Contraception, Radon, SixCities, contraception, radon, six_cities
+from cavity_experiments.sources.newsgroups import Newsgroups, newsgroups
+from cavity_experiments.sources.omniglot import Omniglot, omniglot_small
+from cavity_experiments.sources.reading import DataUnavailable, Table, data_directory
+from cavity_experiments.sources.regression import UCI_REGRESSION, uci_regression, uci_splits, us_stations
+from cavity_experiments.sources.scaling import Scaling, standardised
+from cavity_experiments.sources.small_binary import australian, banana, magic, pima, titanic, twonorm
+from cavity_experiments.sources.tables import adult, covertype
+
+__all__ = [
+    "CATALOGUE",
+    "UCI_REGRESSION",
+    "Contraception",
+    "DataUnavailable",
+    "Entry",
+    "HospitalTable",
+    "Newsgroups",
+    "Omniglot",
+    "Radon",
+    "Scaling",
+    "SixCities",
+    "Table",
+    "adult",
+    "australian",
+    "banana",
+    "bank",
+    "contraception",
+    "covertype",
+    "credit",
+    "data_directory",
+    "eicu_demo",
+    "fashion_mnist",
+    "heart_disease",
+    "imputed",
+    "magic",
+    "mnist",
+    "newsgroups",
+    "omniglot_small",
+    "pima",
+    "radon",
+    "six_cities",
+    "standardised",
+    "titanic",
+    "twonorm",
+    "uci_regression",
+    "uci_splits",
+    "us_stations",
+]

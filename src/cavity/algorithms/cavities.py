@@ -1,0 +1,145 @@
+"""What a client takes out of the posterior before it refits: the deletion step, and what kin of PVI do in its place.
+
+    cavity = posterior / taken_out
+    delta  = (tilted / cavity) / replaced
+
+| method | taken out, and replaced | here |
+| --- | --- | --- |
+| PVI, EP | the own factor | `OwnFactor` |
+| VCL, streaming VB | nothing: data that are visited twice count twice | `Nothing` |
+| stochastic EP | the average factor, (posterior / prior) ** (1 / M) | `AverageFactor` |
+| global VI, one client at a time | everything: a client's rows stand for all rows | `Everything` |
+| BCM (split) | everything, and all of the prior but the client's share; the own factor is replaced | `AllButShare` |
+| FedPA | everything, and all of the prior (a flat cavity); the own factor is replaced | `WholePosterior` |
+
+Where the same is taken out and replaced, delta is tilted / posterior. In every case the server's ledger has prior times
+rows as its posterior; but only with `OwnFactor`, `AllButShare` and `WholePosterior` is a row what its client's data
+say, and withdrawing it exact.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from cavity.core import Data, Loss
+from cavity.core.fields import as_number, require
+from cavity.core.messages import Brief
+from cavity.losses.tempered import Tempered
+
+
+class TakenOut(eqx.Module):
+    """A choice of the deletion step."""
+
+    @abc.abstractmethod
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        """What is left of the posterior, in whose context the client refits."""
+
+    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
+        """The client's change of the posterior."""
+        return tilted / brief.posterior
+
+    def loss(self, loss: Loss, data: Data) -> Loss:
+        """The loss of a client's rows in that context."""
+        return loss
+
+
+class OwnFactor(TakenOut):
+    """The client's own factor: PVI."""
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return brief.posterior / brief.row
+
+
+class Nothing(TakenOut):
+    """The posterior so far is the prior of the next client (PVI, eq. 5): one pass is VCL, many are streaming VB."""
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return brief.posterior
+
+
+class AverageFactor(TakenOut):
+    """The average of all clients' factors (PVI, Algorithm 4): stochastic EP over clients.
+
+    The algorithm's q ** (1 - M rho / alpha) * tilted ** (M rho / alpha) is this with damping M rho; one synchronous,
+    undamped round makes the new factors' product of all refits.
+
+    Attributes:
+        num_clients: M.
+    """
+
+    num_clients: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def __check_init__(self) -> None:
+        require(self.num_clients, lambda count: count >= 1, "the average needs the number of clients, at least 1")
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return brief.posterior / _of_total(brief.posterior / prior, 1.0, self.num_clients)
+
+
+class _KnowsAllRows(TakenOut):
+    """One that weighs a client's rows against all.
+
+    Attributes:
+        num_rows: N, of all clients together (the sum of their weights).
+    """
+
+    num_rows: eqx.AbstractVar[Float[Array, ""]]
+
+    def __check_init__(self) -> None:
+        require(self.num_rows, lambda count: count > 0, "the number of rows of all clients must be positive")
+
+
+class Everything(_KnowsAllRows):
+    """A client's rows stand for all N rows, in the context of the prior alone: global VI, one client at a time.
+
+    The paper (section 5 and its note 11) prints N_k / N as the weight of the client's expected log likelihood, with
+    which the data would count less than once. As an estimate of the global free energy by the rows of one client the
+    weight is N / N_k. With one damped step per visit this is VI with clients as mini-batches (eq. 25). It ends near the
+    pooled optimum only as the steps become small, and where clients are of one size: a row of a small client weighs
+    more, and is visited as often.
+    """
+
+    num_rows: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return prior
+
+    def loss(self, loss: Loss, data: Data) -> Loss:
+        own = jnp.sum(jnp.asarray(data.weight))
+        return Tempered(self.num_rows.astype(own.dtype) / own, loss)
+
+
+class AllButShare(_KnowsAllRows):
+    """The prior to the power N_m / N is the client's own: with one undamped round, BCM (split)."""
+
+    num_rows: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return _of_total(prior, jnp.sum(jnp.asarray(data.weight)), self.num_rows)
+
+    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
+        return tilted / cavity / brief.row
+
+
+class WholePosterior(TakenOut):
+    """The cavity is flat: a client tells what its rows say alone, whatever others know: FedPA (FedEP, section 2.1).
+
+    A second round changes nothing but for noise in the solver. From a flat prior it is EP's first round.
+    """
+
+    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+        return brief.posterior**0.0
+
+    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
+        return tilted / brief.row
+
+
+def _of_total(q: Any, part: Any, total: Float[Array, ""]) -> Any:
+    """Q ** (part / total), in the precision of q."""
+    return jax.tree.map(lambda eta: (part / total).astype(eta.dtype) * eta, q)

@@ -1,0 +1,95 @@
+"""Every abstract class of Cavity, a few methods each. Read these six files first.
+
+A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
+
+    cavity  = posterior / factor               # Distribution: the algebra
+    tilted  = argmin E[loss] + divergence      # Loss, Divergence, gathered in a Problem, found by a Solver
+    delta   = tilted / posterior               # Algorithm: the client's half
+    factor  = factor * delta ** exponent       # Algorithm: the server's half; the exponent is Damping's choice
+
+A Schedule says who works when, an Engine where. A new part is a new final class in a file of its own.
+Numbers are array leaves, so that a sweep over them does not recompile; counts and names are static.
+"""
+
+from cavity.core.algorithm import (
+    Algorithm,
+    BlockRound,
+    BlockRounds,
+    ClientSource,
+    CombiningAlgorithm,
+    Damping,
+    Engine,
+    Plan,
+    RowAlgorithm,
+    Schedule,
+)
+from cavity.core.distribution import Distribution
+from cavity.core.hyperparameter import Hyperparameter
+from cavity.core.latent_model import LatentModel
+from cavity.core.model import (
+    ClosedFormMean,
+    ConjugateModel,
+    CorrectedPrior,
+    Data,
+    Encoding,
+    ExpectedPower,
+    GaussianRows,
+    Likelihood,
+    LinearModel,
+    Model,
+    Noisy,
+    OutcomeDraws,
+    PowerIntegral,
+    PredictiveModel,
+    PredictorDraws,
+    PredictorModel,
+    PseudoRows,
+    ReportedModel,
+    RowModel,
+    pad,
+    weighted_sum,
+)
+from cavity.core.solver import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
+
+__all__ = [
+    "Algorithm",
+    "BlockRound",
+    "BlockRounds",
+    "ClientSource",
+    "ClosedFormMean",
+    "CombiningAlgorithm",
+    "ConjugateModel",
+    "CorrectedPrior",
+    "Damping",
+    "Data",
+    "Distribution",
+    "Divergence",
+    "Encoding",
+    "Engine",
+    "ExpectedPower",
+    "GaussianRows",
+    "Hyperparameter",
+    "LatentModel",
+    "Likelihood",
+    "LinearModel",
+    "Loss",
+    "Model",
+    "MultipleOfKL",
+    "Noisy",
+    "OutcomeDraws",
+    "Plan",
+    "PowerIntegral",
+    "PredictiveModel",
+    "PredictorDraws",
+    "PredictorModel",
+    "Problem",
+    "PseudoRows",
+    "ReportedModel",
+    "RowAlgorithm",
+    "RowModel",
+    "Schedule",
+    "Solution",
+    "Solver",
+    "pad",
+    "weighted_sum",
+]

@@ -1,0 +1,20 @@
+"""Clients that are loaded when they work: a file each, one file with an index, or made when asked for.
+
+Each is a `ClientSource`, so that `cavity.run(algorithm, source)` holds a few of them at a time.
+"""
+
+from cavity.datasets.sources.files import ClientFiles, write_client_files
+from cavity.datasets.sources.generated import CIFAR100, EMNIST, STACKOVERFLOW, Generated, HeavyTailed
+from cavity.datasets.sources.indexed import IndexedClients, write_indexed_clients
+
+__all__ = [
+    "CIFAR100",
+    "EMNIST",
+    "STACKOVERFLOW",
+    "ClientFiles",
+    "Generated",
+    "HeavyTailed",
+    "IndexedClients",
+    "write_client_files",
+    "write_indexed_clients",
+]

@@ -1,0 +1,1 @@
+"""How good a posterior is: metrics, evidence, importance weights, comparison and selection."""

@@ -1,0 +1,237 @@
+"""Choosing a number of a method (beta, gamma, delta, alpha) without a clean test set: cross-validation at the clients.
+
+Every client deals its rows into folds. For each value and each fold the federation runs without that fold, and every
+client scores the rows that it held out. The scores leave it as sums over its rows: of their losses, and of the squares
+of their differences between two values; the server adds those up. The runs themselves exchange factors as any run does,
+once for each value and fold: the factor of all rows over that of all but a fold is what the fold's rows say, so use few
+folds where rows must not be guessed.
+
+The held-out rows are contaminated like the others. So the score must be bounded, and the lowest one is not the wisest
+choice: rows that are wrong in the same way at every client can be predicted, and a fit that bends to them predicts
+them. What is chosen is the most robust value that is not clearly worse than the best one, by `errors` standard errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cavity.core import Data, LinearModel, Loss, Model, PredictiveModel, PredictorDraws, PredictorModel, Problem
+from cavity.core.client_data import owned_rows, prepare_clients
+from cavity.divergences.kl import KL
+from cavity.errors import CavityError
+from cavity.fit.run import run
+from cavity.losses.beta import Beta
+from cavity.simulation.drive import name_number
+from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NUM_SAMPLES = 64  # Monte Carlo samples of a score, where it is not exact
+
+Score = Callable[[Model, Any, Data], Array]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What cross-validation found.
+
+    Attributes:
+        values: those tried, from the least to the most robust.
+        scores: for each value the held-out loss per row; lower is better.
+        standard_errors: of the difference of each score to the lowest.
+        errors: how many standard errors above the lowest a score may lie.
+    """
+
+    values: tuple[Any, ...]
+    scores: np.ndarray
+    standard_errors: np.ndarray
+    errors: float
+
+    @property
+    def lowest(self) -> Any:
+        """The value with the lowest held-out loss."""
+        return self.values[int(np.argmin(self.scores))]
+
+    @property
+    def chosen(self) -> Any:
+        """The most robust value that is not clearly worse than the lowest."""
+        return self.values[int(np.max(np.flatnonzero(self._allowed)))]
+
+    @property
+    def _allowed(self) -> np.ndarray:
+        return self.scores - self.scores.min() <= self.errors * self.standard_errors
+
+    def __str__(self) -> str:
+        lines = [f"{'value':>10}  {'held-out loss':>13}  {'above the lowest':>20}"]
+        for value, score, error in zip(self.values, self.scores, self.standard_errors, strict=True):
+            mark = " < chosen" if value == self.chosen else ""
+            above = f"{score - self.scores.min():.5f} +- {error:.5f}"
+            lines.append(f"{value!s:>10}  {score:>13.5f}  {above:>20}{mark}")
+        return "\n".join(lines)
+
+    def plot(self) -> Figure:
+        """The held-out loss by value."""
+        from cavity.reporting import plots
+
+        return plots.choice(self)
+
+
+def choose(
+    make: Callable[[Any], Any],
+    values: Sequence[Any],
+    clients: Mapping[str, Any],
+    *,
+    num_folds: int = 5,
+    score: Score | None = None,
+    errors: float = 2.0,
+    seed: int = 0,
+    progress: bool | Callable[[str], None] = False,
+    **options: Any,
+) -> Choice:
+    """Try values of a number by cross-validation inside the clients.
+
+    Args:
+        make: the method for a value, such as `lambda beta: FedGVI(model, losses.Beta(beta))`.
+        values: to try, from the least to the most robust.
+        clients: name -> data, as for `cavity.run`.
+        num_folds: parts into which every client deals its rows.
+        score: (model, posterior, rows) -> the loss of each row, bounded. None is the Brier score of the prediction for
+            two or more classes, and the expected quadratic score (the beta loss with beta = 1) for other outcomes.
+        errors: the most robust value within so many standard errors of the lowest is chosen; 0 takes the lowest.
+        seed: of the folds and of the runs.
+        progress: True prints a line after each value; or a function that gets it.
+        **options: of `cavity.run` (schedule, rounds, tolerance, ...).
+
+    Example:
+        >>> import cavity
+        >>> model = cavity.models.normal_location()
+        >>> rows = np.concatenate([np.random.default_rng(0).normal(size=40), np.full(8, 9.0)])
+        >>> clients = {"leeds": rows[::2], "york": rows[1::2]}
+        >>> cavity.choose(lambda b: cavity.FedGVI(model, cavity.losses.Beta(b)), [0.001, 0.3], clients).chosen
+        0.3
+    """
+    values = tuple(values)
+    if not values:
+        raise CavityError("there are no values to choose from")
+    if num_folds < 2:
+        raise CavityError(f"cross-validation needs at least 2 folds, not {num_folds}")
+    if not errors >= 0:
+        raise CavityError(f"errors must be at least 0, not {errors}")
+    methods = [make(value) for value in values]  # bad values fail before any work
+    score = default_score(methods[0].model) if score is None else score
+    model = methods[0].model
+    data = {name: rows for name, rows in prepare_clients(model, clients).items() if name not in owned_rows(model)}
+    if not any(np.any(rows.weight) for rows in data.values()):
+        raise CavityError("every row has weight 0; there is nothing to choose by")
+    folds = {name: _deal(name, rows, num_folds, seed) for name, rows in data.items()}
+    losses: list[dict[str, np.ndarray]] = []  # for each value and client, of each row when it was held out
+    for value, method in zip(values, methods, strict=True):
+        losses.append(_held_out_losses(method, data, folds, num_folds, score, seed, options))
+        if not all(np.isfinite(loss).all() for loss in losses[-1].values()):
+            raise CavityError(f"the held-out loss is not finite for the value {value}; leave it out")
+        if progress:
+            total, tell = _total(data, losses[-1]), print if progress is True else progress
+            tell(f"value {value}: held-out loss {total:.5g} ({len(losses)} of {len(values)})")
+    totals = np.array([_total(data, loss) for loss in losses])
+    lowest, num_rows = losses[int(np.argmin(totals))], sum(float(np.sum(rows.weight)) for rows in data.values())
+    standard_errors = [_standard_error(data, loss, lowest) for loss in losses]
+    return Choice(values, totals / num_rows, np.array(standard_errors) / num_rows, errors)
+
+
+def default_score(model: Model) -> Score:
+    """A bounded score that suits the model's outcomes."""
+    if isinstance(model, PredictorModel) and isinstance(model, PredictiveModel) and model.likelihood.has_classes:
+        return brier
+    quadratic = Beta(1.0)
+    quadratic.check(model)
+    return expected_loss(quadratic)
+
+
+def brier(model: Model, posterior: Any, rows: Data) -> Float[Array, " n"]:
+    """The squared distance of the predicted probabilities from what came, for each row."""
+    assert isinstance(model, PredictiveModel)
+    x, y = rows.batch
+    draws = None if isinstance(model, LinearModel) else NUM_SAMPLES
+    predicted = model.predict(posterior, x, key=jax.random.key(0), num_draws=draws).mean
+    if predicted.ndim == 1:
+        return (predicted - y) ** 2
+    return jnp.sum((predicted - jax.nn.one_hot(jnp.asarray(y, int), predicted.shape[1])) ** 2, axis=1)
+
+
+def expected_loss(loss: Loss) -> Score:
+    """E_q of a loss, for each row."""
+
+    def score(model: Model, posterior: Any, rows: Data) -> Float[Array, " n"]:
+        return _expected_losses(model, loss, posterior, rows)
+
+    return score
+
+
+def _held_out_losses(
+    method: Any,
+    data: Mapping[str, Data],
+    folds: Mapping[str, np.ndarray],
+    num_folds: int,
+    score: Score,
+    seed: int,
+    options: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+    found = {name: np.full(len(rows.weight), np.nan) for name, rows in data.items()}
+    for fold in range(num_folds):
+        # rows left out have weight 0, so that all folds have the same shape and one program serves them
+        rest = {name: replace(rows, weight=rows.weight * (folds[name] != fold)) for name, rows in data.items()}
+        posterior = run(method, rest, seed=seed, **options).posterior
+        dtype = jnp.result_type(*jax.tree.leaves(method.prior))
+        posterior = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), posterior)
+        for name, rows in data.items():
+            held_out = folds[name] == fold
+            found[name][held_out] = np.asarray(score(method.model, posterior, rows))[held_out]
+    return found
+
+
+def _deal(name: str, data: Data, num_folds: int, seed: int) -> np.ndarray:
+    """The fold of each row, of nearly equal sizes."""
+    if len(data.weight) < num_folds:
+        raise CavityError(f"client {name!r} has {len(data.weight)} rows, fewer than {num_folds} folds; take fewer")
+    return np.random.default_rng((seed, name_number(name))).permutation(np.arange(len(data.weight)) % num_folds)
+
+
+def _total(data: Mapping[str, Data], losses: Mapping[str, np.ndarray]) -> float:
+    """Each client's sum over its rows, added up."""
+    return float(sum(np.asarray(rows.weight) @ losses[name] for name, rows in data.items()))
+
+
+def _standard_error(
+    data: Mapping[str, Data], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
+) -> float:
+    """Of the difference of two totals, from the scatter of the rows' differences."""
+    weights = sum(float(np.sum(rows.weight)) for rows in data.values())
+    num_rows = sum(int(np.sum(np.asarray(rows.weight) > 0)) for rows in data.values())
+    mean = (_total(data, ours) - _total(data, theirs)) / weights
+    squares = sum(np.asarray(rows.weight) ** 2 @ (ours[n] - theirs[n] - mean) ** 2 for n, rows in data.items())
+    return float(np.sqrt(squares * num_rows / max(num_rows - 1, 1)))
+
+
+def _estimator(model: Model) -> Estimator:
+    if isinstance(model, LinearModel):
+        return Exact()
+    return LocalDraws(NUM_SAMPLES) if isinstance(model, PredictorDraws) else ParameterDraws(NUM_SAMPLES)
+
+
+@eqx.filter_jit
+def _expected_losses(model: Model, loss: Loss, posterior: Any, rows: Data) -> Float[Array, " n"]:
+    def total(weight: Float[Array, " n"]) -> Float[Array, ""]:
+        problem = Problem(model, loss, KL(), posterior, posterior, replace(rows, weight=weight))
+        return _estimator(model)(jax.random.key(0), problem, posterior)
+
+    # an estimate of a sum is linear in the rows' weights: its derivative is each row's own
+    return jax.grad(total)(jnp.ones_like(jnp.asarray(rows.weight)))

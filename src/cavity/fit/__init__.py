@@ -1,0 +1,1 @@
+"""Running a study in one process, and what its result offers."""

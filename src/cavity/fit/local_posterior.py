@@ -1,0 +1,161 @@
+"""What SFVI gives: the server's posterior of what is global, and at each silo that of its own latents.
+
+Where the bound had K importance samples per unit, draws of a unit's latents are resampled from K by their weights: that
+is the density that the bound was fitted with, closer to the posterior than q(Z_u | Z_G) itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from cavity.core import Data, LatentModel
+from cavity.distributions.structured import LocalGaussian
+from cavity.distributions.trees import entry_names
+from cavity.errors import CavityError
+from cavity.fit.summary import Summary, summarise_draws
+from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
+
+SUMMARY_DRAWS = 10_000
+
+
+def global_draws(model: LatentModel, shared: Any, num_draws: int, seed: int = 0) -> tuple[Array, PyTree]:
+    """Draws of Z_G, and the same in the terms of the model's author, with the learned parameters."""
+    with jax.enable_x64(True):
+        shared = jax.tree.map(jnp.asarray, shared)
+        noise = jax.random.normal(jax.random.key(seed), (num_draws, shared.q.noise_size))
+        z = jax.vmap(shared.q.draw)(noise)
+        return z, jax.vmap(lambda z: model.constrain(shared.theta, z))(z)
+
+
+def as_arviz(draws: PyTree) -> Any:
+    """Draws by name, with the draws as leading axis: `InferenceData` of ArviZ 0.x, a `DataTree` of ArviZ 1.x.
+
+    Both have them as `.posterior[name]`. A tree's names cannot hold a slash: there it becomes a bar, as in `a|b`.
+    """
+    import arviz
+
+    chains = {name: np.asarray(values)[None] for name, values in draws.items()}
+    if int(arviz.__version__.split(".")[0]) < 1:
+        return arviz.from_dict(posterior=chains)
+    return arviz.from_dict({"posterior": {name.replace("/", "|"): values for name, values in chains.items()}})
+
+
+@dataclass(frozen=True)
+class SiloPosterior:
+    """A silo's own posterior of its local latents. It is made where the silo's data are, and stays there.
+
+    Attributes:
+        name: of the silo.
+        model: the model.
+        shared: q(Z_G) and theta, as the server has them.
+        q: q(Z_L | Z_G).
+        data: the silo's rows.
+        labels: of its units, where they have names.
+        num_samples: K of the bound.
+    """
+
+    name: str
+    model: LatentModel
+    shared: Any
+    q: LocalGaussian
+    data: Data
+    labels: tuple[Any, ...] | None
+    num_samples: int = 1
+
+    def latents(self, num_draws: int = 1000, seed: int = 0) -> tuple[Array, Array]:
+        """Draws of Z_G [s, g] and of the units' latents [s, u, l], on the unconstrained scale."""
+        with jax.enable_x64(True):
+            key = jax.random.key(seed)
+            z_global, _ = global_draws(self.model, self.shared, num_draws, seed)
+            keys = jax.random.split(jax.random.fold_in(key, 1), num_draws)
+            return z_global, _local_draws(self.model, self.shared, self.q, self.data, self.num_samples, z_global, keys)
+
+    def draws(self, num_draws: int = 1000, seed: int = 0) -> dict[str, Array]:
+        """Draws of the local latents in the terms of the model's author: name -> [s, u, ...]."""
+        z_global, z_local = self.latents(num_draws, seed)
+        theta = jax.tree.map(jnp.asarray, self.shared.theta)
+        with jax.enable_x64(True):
+            each = jax.vmap(lambda g, z: self.model.constrain_local(theta, g, z, self.data))
+            return each(z_global, z_local)
+
+    def summary(self, level: float = 0.9, num_draws: int = 4000, seed: int = 0) -> Summary:
+        """Mean, standard deviation and central interval of every local latent, by its unit's name."""
+        if self.model.local_size(self.data) == 0:
+            raise CavityError(f"silo {self.name!r} has no local latents; what it shares is in `fit.summary()`")
+        draws = self.draws(num_draws, seed)
+        names, columns = [], []
+        for site, values in draws.items():
+            flat = np.asarray(values).reshape(num_draws, values.shape[1], -1)
+            for u in range(flat.shape[1]):
+                unit = u if self.labels is None else self.labels[u]
+                rest = [""] if flat.shape[2] == 1 else [f",{i}" for i in range(flat.shape[2])]
+                names += [f"{site}[{unit}{suffix}]" for suffix in rest]
+                columns += list(flat[:, u].T)
+        return summarise_draws(np.stack(columns, axis=1), tuple(names), level, (f"silo {self.name!r}",))
+
+    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> Any:
+        """Draws of the local latents as ArviZ inference data."""
+        return as_arviz(self.draws(num_draws, seed))
+
+    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
+        """The expected outcome at new rows of this silo: of its own units, or of units that are new to it."""
+        z_global, z_local = self.latents(num_draws or DEFAULT_DRAWS, seed)
+        return predict_rows(self.model.alone(self.data), self.shared, z_global, x, seed, z_local, self.labels)
+
+
+def predict_rows(
+    model: LatentModel,
+    shared: Any,
+    z_global: Array,
+    x: PyTree,
+    seed: int,
+    z_local: Array | None = None,
+    labels: tuple[Any, ...] | None = None,
+) -> Prediction:
+    """The expected outcome over draws; units without draws of their own come from p(Z_u | Z_G)."""
+    expected = getattr(model, "expected_outcome", None)
+    if expected is None:
+        raise CavityError(f"{type(model).__name__} has no predictions")
+    with jax.enable_x64(True):
+        theta = jax.tree.map(jnp.asarray, shared.theta)
+        keys = jax.random.split(jax.random.key(seed + 1), len(z_global))
+        if z_local is None:
+            outcomes = jax.vmap(lambda key, g: expected(theta, g, x, key, None, None))(keys, z_global)
+        else:
+            outcomes = jax.vmap(lambda key, g, z: expected(theta, g, x, key, z, labels))(keys, z_global, z_local)
+        return prediction_from_draws(outcomes)
+
+
+@eqx.filter_jit
+def _local_draws(
+    model: LatentModel, shared: Any, q: LocalGaussian, data: Data, num_samples: int, z_global: Array, keys: Array
+) -> Array:
+    shared, q, data = jax.tree.map(jnp.asarray, (shared, q, data))
+    if model.local_size(data) == 0:
+        return jnp.zeros((len(z_global), *q.mean.shape[:1], 0), z_global.dtype)
+
+    def one(key: PRNGKeyArray, z: Array) -> Array:
+        noise_key, pick_key, model_key = jax.random.split(key, 3)
+        noise = jax.random.normal(noise_key, (num_samples, *q.mean.shape), q.mean.dtype)
+        shift = z - shared.q.mean
+        candidates = q.draw(shift, noise)
+        if num_samples == 1:
+            return candidates[0]
+        joint = jax.vmap(lambda c: model.log_joint(shared.theta, z, c, data, model_key))(candidates)
+        log_w = joint - q.log_prob(candidates, shift)
+        picked = jax.random.categorical(pick_key, log_w, axis=0)
+        return jnp.take_along_axis(candidates, picked[None, :, None], axis=0)[0]
+
+    return jax.lax.map(lambda args: one(*args), (keys, z_global), batch_size=50)
+
+
+def latent_names(draws: PyTree) -> tuple[str, ...]:
+    """One name per entry of a draw."""
+    return entry_names(jax.tree.map(lambda leaf: leaf[0], draws))

@@ -1,0 +1,1 @@
+"""Regressions with a linear predictor."""

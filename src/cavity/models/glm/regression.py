@@ -1,0 +1,338 @@
+"""Generalised linear regression: a Gaussian prior on coefficients, a linear predictor, a likelihood.
+
+Build one with `linear_regression`, `logistic_regression`, `probit_regression`, `softmax_regression` or
+`poisson_regression`; or put another likelihood into `Regression` directly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from cavity.core import (
+    Data,
+    Encoding,
+    GaussianRows,
+    Likelihood,
+    LinearModel,
+    PredictiveModel,
+    PredictorDraws,
+    PseudoRows,
+    ReportedModel,
+)
+from cavity.core.checks import numeric_matrix, numeric_vector
+from cavity.core.fields import require
+from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
+from cavity.distributions.gaussian import Gaussian, row_roots, split
+from cavity.errors import CavityError, DataError
+from cavity.likelihoods import (
+    BernoulliLogit,
+    BernoulliProbit,
+    CategoricalLogit,
+    GaussianNoise,
+    GaussianUnknownNoise,
+    PoissonLog,
+)
+from cavity.models.prediction import Prediction, predict_from_designs
+
+FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
+
+
+class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, PredictiveModel, ReportedModel):
+    """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
+
+    Attributes:
+        prior: over theta = (intercept_1, beta_1, intercept_2, beta_2, ...); its family is the posterior's.
+        likelihood: of one outcome given its K predictors.
+        features: the names of the columns of x.
+        intercept: whether a column of ones is put in front of x.
+        outputs: one name per predictor, for the names of coefficients.
+        constant: which predictors see the intercept only (the log of a common noise).
+        unseen: names of parameters after these that no row sees, such as the scales of a prior.
+        encoding: how a table becomes x and y; None takes them as they are given.
+        log_outcome_scale: log s where y is the outcome divided by s.
+    """
+
+    prior: Gaussian
+    likelihood: Likelihood
+    features: tuple[str, ...] = eqx.field(static=True)
+    intercept: bool = eqx.field(static=True, default=True)
+    outputs: tuple[str, ...] = eqx.field(static=True, default=("",))
+    constant: tuple[bool, ...] = eqx.field(static=True, default=(False,))
+    unseen: tuple[str, ...] = eqx.field(static=True, default=())
+    encoding: Encoding | None = None
+    log_outcome_scale: Any = 0.0
+
+    def __check_init__(self) -> None:
+        expected = len(self.parameter_names)
+        if not isinstance(self.prior, Gaussian):
+            raise CavityError(f"the prior of a regression must be a Gaussian, not a {type(self.prior).__name__}")
+        if self.prior.dimension != expected:
+            raise CavityError(
+                f"the prior has dimension {self.prior.dimension}, but the model has {expected} coefficients: "
+                f"{', '.join(self.parameter_names[:8])}{', ...' if expected > 8 else ''}"
+            )
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        slopes = (("intercept",) if self.intercept else ()) + self.features
+        names: list[str] = []
+        for output, constant in zip(self.outputs, self.constant, strict=True):
+            names += [output] if constant else [f"{output}: {name}" if output else name for name in slopes]
+        return (*names, *self.unseen)
+
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+        x, y = batch
+        return self._designs(x), y
+
+    def _designs(self, x: Float[Array, "n p"]) -> tuple[Float[Array, "n _"], ...]:
+        ones = jnp.ones((x.shape[0], 1), x.dtype)
+        columns = jnp.concatenate([ones, x], axis=1) if self.intercept else x
+        designs = [ones if constant else columns for constant in self.constant]
+        nothing = jnp.zeros((x.shape[0], len(self.unseen)), x.dtype)
+        return (*designs[:-1], jnp.concatenate([designs[-1], nothing], axis=1) if self.unseen else designs[-1])
+
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        designs, y = self.designs(batch)
+        return jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1), y
+
+    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+        designs, y = self.designs(batch)
+        mean, covariance = q.map_moments(designs)
+        noise = jax.random.normal(key, mean.shape, mean.dtype)
+        return mean + jnp.einsum("nkl,nl->nk", row_roots(covariance), noise), y
+
+    @property
+    def is_conjugate(self) -> bool:
+        return self.has_gaussian_rows and isinstance(self.prior, FullGaussian)
+
+    @property
+    def has_gaussian_rows(self) -> bool:
+        return isinstance(self.likelihood, GaussianNoise)
+
+    def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
+        """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums, which the documentation tells a client."""
+        assert isinstance(self.likelihood, GaussianNoise)
+        (x,), y = self.designs(data.batch)
+        scaled = x * (data.weight / self.likelihood.noise_sd**2)[:, None]
+        at_zero = self.likelihood.log_prob(jnp.zeros((*y.shape, 1), x.dtype), y)
+        return FullGaussian(scaled.T @ y, scaled.T @ x), jnp.sum(data.weight * at_zero)
+
+    @property
+    def has_pseudo_rows(self) -> bool:
+        return isinstance(self.likelihood, GaussianNoise)
+
+    def standardised_residuals(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, "n k"]:
+        assert isinstance(self.likelihood, GaussianNoise)
+        f, y = self.predictor(theta, batch)
+        return (y[:, None] - f) / self.likelihood.noise_sd
+
+    def shifted(self, theta: Float[Array, " d"], batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        f, y = self.predictor(theta, batch)
+        return batch[0], y + share * (y - f[:, 0])
+
+    def prepare(self, batch: PyTree) -> PyTree:
+        if self.encoding is None or isinstance(batch, (tuple, list)):
+            x, y = _x_and_y(batch)
+        else:
+            x, y = self.encoding.rows(batch)
+        x = numeric_matrix(x, self.features)
+        y = numeric_vector(y)
+        if len(x) != len(y):
+            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        if problem := self.likelihood.check(y):
+            raise DataError(problem)
+        return x, y
+
+    def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
+        if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
+            x = self.encoding.features(x)
+        designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
+        prediction = predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
+        return prediction if self.encoding is None else prediction.in_units(*self.encoding.outcome_units)
+
+    def reported(self, q: Gaussian) -> Gaussian:
+        if (units := self._units()) is None:
+            return q
+        matrix, shift = units
+        # computed = M reported + b, so the reported have precision M' Lambda M and mean M^-1 (mean - b)
+        mean, precision = np.asarray(q.mean), np.asarray(q.precision_matrix)
+        return FullGaussian(matrix.T @ (precision @ (mean - shift)), matrix.T @ precision @ matrix)
+
+    def reported_moments(self, q: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance = np.asarray(q.mean), np.asarray(q.covariance)
+        if (units := self._units()) is None:
+            return mean, covariance
+        matrix, shift = units
+        return np.linalg.solve(matrix, mean - shift), np.linalg.solve(matrix, np.linalg.solve(matrix, covariance).T)
+
+    def _units(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(M, b) with computed = M reported + b; None where they are the same.
+
+        X reported = centre + scale (Z computed) for the outcome, log noise = log scale + computed for its noise.
+        """
+        if self.encoding is None:
+            return None
+        (centre, scale), block = self.encoding.outcome_units, self.encoding.to_computed()
+        if block is None and (centre, scale) == (0.0, 1.0):
+            return None
+        width = len(self.features) + int(self.intercept)
+        block = np.eye(width) if block is None else block
+        matrix = _block_diagonal([np.eye(1) if constant else block / scale for constant in self.constant])
+        first = [-centre / scale * self.intercept] + [0.0] * (width - 1)
+        shift = [[-math.log(scale)] if constant else first for constant in self.constant]
+        return matrix, np.concatenate(shift)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return () if self.encoding is None else self.encoding.remarks
+
+
+def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    edges = np.cumsum([0, *(len(block) for block in blocks)])
+    whole = np.zeros((edges[-1], edges[-1]))
+    for block, start, end in zip(blocks, edges, edges[1:], strict=False):
+        whole[start:end, start:end] = block
+    return whole
+
+
+def _x_and_y(batch: PyTree) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        missing = {"x", "y"} - set(batch)
+        if missing:
+            raise DataError(f"a regression needs the entries 'x' and 'y'; {sorted(missing)} is missing")
+        return batch["x"], batch["y"]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise DataError("a regression needs a pair (x, y) or a dict with 'x' and 'y'")
+
+
+def gaussian_prior(dimension: int, scale: Any, family: type[Gaussian] | None = None) -> Gaussian:
+    """N(0, scale^2) per coefficient; full covariance up to `FULL_COVARIANCE_LIMIT` coefficients, else mean field."""
+    if family is None:
+        family = FullGaussian if dimension <= FULL_COVARIANCE_LIMIT else DiagonalGaussian
+    variance = jnp.asarray(scale, float) ** 2
+    zeros = jnp.zeros(dimension, variance.dtype)
+    if family is IsotropicGaussian:
+        if variance.ndim > 0:
+            raise CavityError(f"an isotropic prior has one scale for all coefficients, not {variance.size}")
+        return IsotropicGaussian.from_moments(zeros, variance)
+    variance = jnp.broadcast_to(variance, (dimension,))
+    return family.from_moments(zeros, jnp.diag(variance) if family is FullGaussian else variance)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _feature_names(features: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(features, int):
+        return tuple(f"x{j}" for j in range(1, features + 1))
+    return tuple(features)
+
+
+def _regression(
+    likelihood: Likelihood,
+    features: int | Sequence[str],
+    prior: Gaussian | None,
+    prior_scale: Any,
+    family: type[Gaussian] | None,
+    intercept: bool,
+    outputs: tuple[str, ...] = ("",),
+    constant: tuple[bool, ...] = (False,),
+) -> Regression:
+    names = _feature_names(features)
+    width = len(names) + int(intercept)
+    dimension = sum(1 if c else width for c in constant)
+    prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior
+    return Regression(prior, likelihood, names, intercept, outputs, constant)
+
+
+def linear_regression(
+    features: int | Sequence[str],
+    *,
+    noise_sd: Any = None,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 10.0,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """Y ~ N(x . beta, noise^2). With `noise_sd` given the posterior is exact; without it, log noise is estimated.
+
+    Args:
+        features: the names of the columns of x, or how many there are.
+        noise_sd: the standard deviation of the noise, or None for unknown.
+        prior: over all coefficients; if None, N(0, prior_scale^2) each.
+        prior_scale: in the units of y per unit of x; choose it wider than any plausible coefficient.
+        family: `FullGaussian` or `DiagonalGaussian`; None chooses by dimension.
+        intercept: whether to add one.
+    """
+    if noise_sd is not None:
+        require(noise_sd, lambda sd: sd > 0, "noise_sd must be positive (leave it out to estimate it)")
+        return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, family, intercept)
+    outputs, constant = ("", "log_noise_sd"), (False, True)
+    return _regression(GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant)
+
+
+def logistic_regression(
+    features: int | Sequence[str],
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """P(y = 1) = 1 / (1 + exp(-x . beta)). Arguments as in `linear_regression`; beta is a log odds ratio."""
+    return _regression(BernoulliLogit(), features, prior, prior_scale, family, intercept)
+
+
+def probit_regression(
+    features: int | Sequence[str],
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """P(y = 1) = Phi(x . beta). Arguments as in `linear_regression`."""
+    return _regression(BernoulliProbit(), features, prior, prior_scale, family, intercept)
+
+
+def poisson_regression(
+    features: int | Sequence[str],
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """Y ~ Poisson(exp(x . beta)). Arguments as in `linear_regression`; beta is a log rate ratio."""
+    return _regression(PoissonLog(), features, prior, prior_scale, family, intercept)
+
+
+def softmax_regression(
+    features: int | Sequence[str],
+    num_classes: int,
+    *,
+    prior: Gaussian | None = None,
+    prior_scale: Any = 2.5,
+    family: type[Gaussian] | None = None,
+    intercept: bool = True,
+) -> Regression:
+    """P(y = c) proportional to exp(x . beta_c), beta_0 = 0. Arguments as in `linear_regression`."""
+    if num_classes < 2:
+        raise CavityError(f"softmax regression needs at least two classes, not {num_classes}")
+    outputs = tuple(f"class {c}" for c in range(1, num_classes))
+    return _regression(
+        CategoricalLogit(num_classes),
+        features,
+        prior,
+        prior_scale,
+        family,
+        intercept,
+        outputs,
+        (False,) * (num_classes - 1),
+    )

@@ -1,0 +1,260 @@
+"""The forms that a client's factor over a Gaussian process may take, where each starts, and how it is improved.
+
+| form | factor | found by |
+| --- | --- | --- |
+| `Decoupled(k)` | k pseudo-observations with a noise each (DPO) | gradients |
+| `Decoupled(k, full=True)` | with noise of any covariance | closed form, at inputs that stay |
+| `OwnRows(k)` | at the rows themselves: exact, and no secret | closed form |
+| `Coupled()` | N(u; m, S), wherever Z is (CPO) | closed form |
+
+In closed form, given Z and hyperparameters, the rows' own sites (`inducing.sites`) sum to P = A' diag(lambda) A and
+g = A' h, with A their features; what the factor must be to have this P and g is then a linear problem. A step goes a
+share of the way there: natural gradient ascent, which for a Gaussian likelihood and fixed Z is at its end with one.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, PyTree
+
+from cavity.core import Data, Likelihood
+from cavity.distributions.pseudo import RIDGE, CoupledObservations, Observations, PseudoObservations
+from cavity.errors import CavityError
+from cavity.models.gp.inducing import NATURAL_RATE, Inducing, sites
+
+LEAST_PRECISION = 1e-3  # of a pseudo-observation at the start
+TWIN = 1e-10  # the squared distance below which two rows have the same inputs
+FIRST_STEPS = 50  # to the sites that a factor starts with
+
+
+class FactorForm(eqx.Module):
+    """How a client's factor looks."""
+
+    needs_all_rows: ClassVar[bool] = False  # to be improved
+    stands_in: ClassVar[bool] = True  # for its rows, whatever the inducing inputs and hyperparameters are
+
+    @abc.abstractmethod
+    def none(self, num_inducing: int, num_inputs: int, groups: int) -> Observations:
+        """The factor that says nothing."""
+
+    @abc.abstractmethod
+    def start(self, factor: Any, likelihood: Likelihood, unit: Any, data: Data) -> PyTree:
+        """Coordinates of the factor that there is or, where it says nothing, of a first one from the rows."""
+
+    @abc.abstractmethod
+    def factor(self, coordinates: PyTree) -> Observations:
+        """The factor of these coordinates."""
+
+    def check(self, num_rows: int) -> str | None:
+        """Why a client with so few rows cannot have such a factor (and the remedy), or None."""
+        return None
+
+    def improved(
+        self, inducing: Inducing, cavity: Any, coordinates: PyTree, likelihood: Likelihood, data: Data, rate: Any
+    ) -> PyTree:
+        """The coordinates after a step of this rate to what is optimal at these inducing inputs; or as they were."""
+        return coordinates
+
+
+class PseudoCoordinates(eqx.Module):
+    """What gradients change: V, m and log S^-1; and which of the places are in use, which stays."""
+
+    inputs: Float[Array, "k d"]
+    outcomes: Float[Array, " k"]
+    log_precision: Float[Array, " k"]
+    used: Float[Array, " k"]
+
+
+def _with_neighbours(data: Data, num_used: Any, size: int) -> tuple[Any, Any]:
+    """Rows at even distances, and of each its nearest neighbour elsewhere, or itself where there is none."""
+    x = jnp.asarray(data.batch[0])
+    chosen = (jnp.arange(size) * data.num_rows // jnp.maximum(num_used, 1)) % data.num_rows
+    apart = jnp.sum(x[chosen] ** 2, axis=1)[:, None] + jnp.sum(x**2, axis=1) - 2.0 * x[chosen] @ x.T
+    rows = jnp.arange(len(x))
+    elsewhere = (rows < data.num_rows) & (rows != chosen[:, None]) & (apart > TWIN)
+    apart = jnp.where(elsewhere, apart, jnp.inf)
+    nearest = jnp.argmin(apart, axis=1)
+    return chosen, jnp.where(jnp.isfinite(jnp.min(apart, axis=1)), nearest, chosen)
+
+
+class Decoupled(FactorForm):
+    """Pseudo-observations {V, m, S}, fewer than rows.
+
+    They start halfway between a row and its nearest neighbour with other inputs, with the mean of both outcomes.
+
+    Attributes:
+        size: at most so many per client.
+        share: and at most so many per row.
+        full: S of any covariance; V then stays where it starts.
+    """
+
+    size: int = eqx.field(static=True, default=100)
+    share: float = eqx.field(static=True, default=0.8)
+    full: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        if self.size < 1 or not 0 < self.share < 1:
+            raise CavityError(
+                f"there must be at least one pseudo-observation and fewer than one per row, not {self.size} and "
+                f"{self.share:g} per row; OwnRows(size) takes the rows themselves"
+            )
+
+    def check(self, num_rows: int) -> str | None:
+        if int(self.share * num_rows) < 1:
+            return (
+                f"it has {num_rows} row{'' if num_rows == 1 else 's'}, and its pseudo-observations must be at most "
+                f"{self.share:g} as many, for they would be its rows otherwise; leave it out, join it with another, or "
+                "insist with form=OwnRows(size) or Coupled()"
+            )
+        return None
+
+    def none(self, num_inducing: int, num_inputs: int, groups: int) -> PseudoObservations:
+        return PseudoObservations.none(groups, self.size, num_inputs, full=self.full)
+
+    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Any, data: Data) -> PyTree:
+        first, there = self._first(likelihood, unit, data), jnp.any(jnp.asarray(factor.precision) != 0)
+        if self.full:
+            return jax.tree.map(lambda old, new: jnp.where(there, old, new), factor, self._as_full(first))
+        shift, precision = jnp.asarray(factor.shift)[0], jnp.asarray(factor.precision)[0]
+        used = (precision > 0).astype(precision.dtype)
+        known = jnp.where(used > 0, precision, 1.0)
+        old = PseudoCoordinates(jnp.asarray(factor.inputs)[0], shift / known, jnp.log(known), used)
+        return jax.tree.map(lambda old, new: jnp.where(there, old, new), old, first)
+
+    def _first(self, likelihood: Likelihood, unit: Any, data: Data) -> PseudoCoordinates:
+        x, y = (jnp.asarray(leaf) for leaf in data.batch)
+        weight = jnp.asarray(data.weight)
+        used, num_used = self._used(data)
+        chosen, nearest = _with_neighbours(data, num_used.astype(int), self.size)
+        precision, shift = _row_by_row(likelihood, y)
+        mean_of_both = lambda column: 0.5 * (column[chosen] + column[nearest])  # noqa: E731
+        # each stands for as many rows as there are per pseudo-observation
+        each = jnp.maximum(mean_of_both(precision), LEAST_PRECISION)
+        times = jnp.sum(weight) / num_used / unit
+        return PseudoCoordinates(mean_of_both(x), mean_of_both(shift) / each, jnp.log(times * each), used)
+
+    def _used(self, data: Data) -> tuple[Float[Array, " k"], Any]:
+        """Which places are in use, and how many."""
+        num_used = jnp.clip(jnp.floor(self.share * data.num_rows), 1, self.size)
+        return (jnp.arange(self.size) < num_used).astype(jnp.asarray(data.batch[0]).dtype), num_used
+
+    def _as_full(self, first: PseudoCoordinates) -> PseudoObservations:
+        precision = first.used * jnp.exp(first.log_precision)
+        return PseudoObservations(first.inputs[None], (precision * first.outcomes)[None], jnp.diag(precision)[None])
+
+    def factor(self, coordinates: Any) -> PseudoObservations:
+        if self.full:
+            return jax.lax.stop_gradient(coordinates)
+        precision = jax.lax.stop_gradient(coordinates.used) * jnp.exp(coordinates.log_precision)
+        return PseudoObservations(coordinates.inputs[None], (precision * coordinates.outcomes)[None], precision[None])
+
+    def improved(
+        self, inducing: Inducing, cavity: Any, coordinates: Any, likelihood: Likelihood, data: Data, rate: Any
+    ) -> PyTree:
+        if not self.full:
+            return coordinates
+        precision, shift = _target(inducing, cavity, coordinates, likelihood, data)
+        # S^-1 = B' P B and S^-1 m = B' g with B = (A' A)^-1 A', so that A' S^-1 A = P where A has full rank
+        a = self._used(data)[0][:, None] * inducing.features(coordinates.inputs[0])
+        gram = a.T @ a
+        ridge = RIDGE * jnp.trace(gram) * jnp.eye(gram.shape[0], dtype=gram.dtype)
+        b = jnp.linalg.solve(gram + ridge, a.T)
+        found = PseudoObservations(coordinates.inputs, (b.T @ shift)[None], (b.T @ precision @ b)[None])
+        return _on_the_way(coordinates, found, rate)
+
+
+class OwnRows(FactorForm):
+    """Pseudo-observations at the rows themselves: no loss, and no secret. Everybody sees every client's inputs.
+
+    Attributes:
+        size: at most so many rows per client.
+    """
+
+    needs_all_rows: ClassVar[bool] = True
+
+    size: int = eqx.field(static=True)
+
+    def check(self, num_rows: int) -> str | None:
+        return f"it has {num_rows} rows, and OwnRows({self.size}) has room for {self.size}" * (num_rows > self.size)
+
+    def none(self, num_inducing: int, num_inputs: int, groups: int) -> PseudoObservations:
+        return PseudoObservations.none(groups, self.size, num_inputs, full=False)
+
+    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Any, data: Data) -> PseudoObservations:
+        x = jnp.asarray(data.batch[0])
+        places = jnp.minimum(jnp.arange(self.size), len(x) - 1)
+        return PseudoObservations(x[places][None], factor.shift, factor.precision)
+
+    def factor(self, coordinates: PseudoObservations) -> PseudoObservations:
+        return jax.lax.stop_gradient(coordinates)
+
+    def improved(
+        self, inducing: Inducing, cavity: Any, coordinates: Any, likelihood: Likelihood, data: Data, rate: Any
+    ) -> PseudoObservations:
+        x, y = data.batch
+        mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), coordinates), x)
+        weight = jnp.asarray(data.weight) / inducing.unit
+        precision, shift = (weight * site for site in sites(likelihood, mean, variance, y))
+        room = jnp.arange(self.size) < data.num_rows
+        places = jnp.minimum(jnp.arange(self.size), len(x) - 1)
+        found = [jnp.where(room, column[places], 0.0)[None] for column in (shift, precision)]
+        return _on_the_way(coordinates, PseudoObservations(coordinates.inputs, *found), rate)
+
+
+class Coupled(FactorForm):
+    """N(u; m, S): the same for all inducing inputs."""
+
+    stands_in: ClassVar[bool] = False
+
+    def none(self, num_inducing: int, num_inputs: int, groups: int) -> CoupledObservations:
+        return CoupledObservations.none(num_inducing)
+
+    def start(self, factor: CoupledObservations, likelihood: Likelihood, unit: Any, data: Data) -> CoupledObservations:
+        return factor
+
+    def factor(self, coordinates: CoupledObservations) -> CoupledObservations:
+        return jax.lax.stop_gradient(coordinates)
+
+    def improved(
+        self, inducing: Inducing, cavity: Any, coordinates: Any, likelihood: Likelihood, data: Data, rate: Any
+    ) -> CoupledObservations:
+        precision, shift = _target(inducing, cavity, coordinates, likelihood, data)
+        # u = L v, so S^-1 = L^-T P L^-1 and S^-1 m = L^-T g
+        back = lambda right: solve_triangular(inducing.root, right, lower=True, trans=1)  # noqa: E731
+        found = CoupledObservations(back(shift), back(back(precision).T))
+        return _on_the_way(coordinates, found, rate)
+
+
+def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The sites of rows that know nothing of each other, f ~ N(0, 1) for each: by damped natural gradient steps."""
+
+    def step(_: Any, moments: tuple[Any, Any]) -> tuple[Any, Any]:
+        mean, variance = moments
+        precision, shift = sites(likelihood, mean, variance, y)
+        return mean + NATURAL_RATE * (shift / (1 + precision) - mean), 1 / (1 + precision)
+
+    start = (jnp.zeros_like(y), jnp.ones_like(y))
+    mean, variance = jax.lax.fori_loop(0, FIRST_STEPS, step, start)
+    return sites(likelihood, mean, variance, y)
+
+
+def _on_the_way(here: PyTree, there: PyTree, rate: Any) -> PyTree:
+    return jax.tree.map(lambda here, there: here + rate * (there - here), here, there)
+
+
+def _target(
+    inducing: Inducing, cavity: Any, factor: Any, likelihood: Likelihood, data: Data
+) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
+    """(P, g) of the rows' sites, at the q(v) of cavity and factor."""
+    x, y = data.batch
+    mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), factor), x)
+    weight = jnp.asarray(data.weight) / inducing.unit
+    precision, shift = (weight * site for site in sites(likelihood, mean, variance, y))
+    a = inducing.features(x)
+    return a.T @ (precision[:, None] * a), a.T @ shift

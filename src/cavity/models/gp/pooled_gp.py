@@ -1,0 +1,111 @@
+"""A sparse Gaussian process with all rows in one place: the standard that federated ones are held against.
+
+For a Gaussian likelihood the bound of Titsias (2009), in which q(u) is optimal,
+
+    log N(y; 0, Q + s^2 I) - sum over rows of (k(x, x) - Q(x, x)) / (2 s^2),    Q = K_xZ K_ZZ^-1 K_Zx
+
+by L-BFGS; for others (Hensman et al., 2015) a natural gradient step of q(u) between any two of Adam for the rest.
+Inducing inputs and hyperparameters are points here, the latter under their prior.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from cavity.core import Data
+from cavity.distributions.hierarchical import Hierarchical, certain
+from cavity.distributions.pseudo import PseudoObservations
+from cavity.likelihoods import GaussianNoise
+from cavity.models.gp.factor_forms import OwnRows
+from cavity.models.gp.inducing import NATURAL_RATE
+from cavity.models.gp.sparse_gp import SparseGP
+
+STEP_SIZE = 1e-2
+MEMORY = 20  # of L-BFGS
+
+
+def central_gp(model: SparseGP, x: Any, y: Any, *, num_steps: int = 300) -> tuple[Hierarchical, float]:
+    """The posterior that pooling gives, for `model.predict`, and the bound on log p(y) in nats.
+
+    Args:
+        model: its form of a factor does not matter.
+        x: all rows' inputs.
+        y: their outcomes.
+        num_steps: of L-BFGS; of Adam, for other likelihoods than the Gaussian.
+    """
+    x, y = (jnp.asarray(column) for column in model.rows((x, y)))
+    fit = _by_lbfgs if isinstance(model.likelihood, GaussianNoise) else _by_adam
+    phi, rows, bound = fit(model, x, y, num_steps)
+    return Hierarchical(certain(phi), rows), float(bound)
+
+
+def exact_rows(precision: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> PseudoObservations:
+    """The rows as what they are under Gaussian noise: observations of f, V = X, m = y, S = 1 / precision."""
+    precision = jnp.full_like(y, precision)
+    return PseudoObservations(x[None], (precision * y)[None], precision[None])
+
+
+def collapsed_bound(
+    model: SparseGP, phi: Float[Array, " p"], x: Float[Array, "n d"], y: Float[Array, " n"]
+) -> Float[Array, ""]:
+    """The bound of Titsias on log p(y | phi), in nats."""
+    inducing, likelihood = model.at(phi)
+    noise_sd = likelihood.noise_sd  # pyright: ignore[reportAttributeAccessIssue]
+    values = inducing.values(exact_rows(noise_sd**-2.0 / inducing.unit, x, y))
+    left_over = jnp.sum(inducing.kernel(x)) - jnp.sum(inducing.features(x) ** 2)
+    constant = -0.5 * jnp.sum(y**2) / noise_sd**2 - len(y) * (0.5 * jnp.log(2 * jnp.pi) + jnp.log(noise_sd))
+    return values.log_partition + constant - 0.5 * left_over / noise_sd**2
+
+
+def _log_prior(model: SparseGP, phi: Float[Array, " d"]) -> Float[Array, ""]:
+    """Of the hyperparameters alone: inducing inputs are variational parameters, and free."""
+    prior = model.prior.shared
+    each = -0.5 * prior.precision * (phi - prior.mean) ** 2
+    return jnp.sum(jnp.where(model.is_auxiliary, 0.0, each))
+
+
+@eqx.filter_jit
+def _by_lbfgs(model: SparseGP, x: Any, y: Any, num_steps: int) -> tuple[Any, PseudoObservations, Any]:
+    def energy(phi: Float[Array, " d"]) -> Float[Array, ""]:
+        return -collapsed_bound(model, phi, x, y) - _log_prior(model, phi)
+
+    optimiser, start = optax.lbfgs(memory_size=MEMORY), model.start
+    value_and_grad = optax.value_and_grad_from_state(energy)
+
+    def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+        phi, memory = carry
+        value, gradient = value_and_grad(phi, state=memory)
+        updates, memory = optimiser.update(gradient, memory, phi, value=value, grad=gradient, value_fn=energy)
+        return (optax.apply_updates(phi, updates), memory), None
+
+    if model.prior.shared.dimension:
+        (start, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), None, length=num_steps)
+    inducing, likelihood = model.at(start)
+    precision = likelihood.noise_precision / inducing.unit  # pyright: ignore[reportAttributeAccessIssue]
+    return start, exact_rows(precision, x, y), collapsed_bound(model, start, x, y)
+
+
+@eqx.filter_jit
+def _by_adam(model: SparseGP, x: Any, y: Any, num_steps: int) -> tuple[Any, PseudoObservations, Any]:
+    data = Data((x, y), jnp.ones(len(y)), jnp.asarray(len(y)))
+    form, nothing = OwnRows(len(y)), PseudoObservations.none(1, 1, x.shape[1], full=False)
+    rows = form.start(form.none(0, x.shape[1], 1), model.likelihood, 1.0, data)
+    optimiser = optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
+
+    def step(carry: tuple[Any, Any, Any], _: None) -> tuple[tuple[Any, Any, Any], None]:
+        phi, rows, memory = carry
+        inducing, likelihood = model.at(phi)
+        rows = form.improved(inducing, nothing, rows, likelihood, data, NATURAL_RATE)
+        gradient = jax.grad(lambda phi: -model.bound(phi, nothing, rows, data) - _log_prior(model, phi))(phi)
+        updates, memory = optimiser.update(gradient, memory)
+        return (optax.apply_updates(phi, updates), rows, memory), None
+
+    start = (model.start, rows, optimiser.init(model.start))
+    (phi, rows, _), _ = jax.lax.scan(step, start, None, length=num_steps)
+    return phi, rows, model.bound(phi, nothing, rows, data)

@@ -1,0 +1,1 @@
+"""A study over a network: protocol, transport, and the main loops of server and clients."""

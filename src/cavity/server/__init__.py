@@ -1,5 +1,0 @@
-"""What the server does with replies."""
-
-from cavity.server.damping import Adaptive, Fixed, Stale, one_over
-
-__all__ = ["Adaptive", "Fixed", "Stale", "one_over"]

@@ -1,0 +1,1 @@
+"""Expectation propagation within a client."""

@@ -1,0 +1,111 @@
+"""Moments of the tilted distribution in closed form, where the rows are Gaussian: expectation propagation, exactly.
+
+    tilted  = cavity * likelihood ** power              # a Gaussian of full covariance
+    answer  = the member of the family with its moments # argmin over q of KL(tilted : q)
+
+In a full Gaussian this is `Conjugate`. In a smaller family it is not: there VI keeps the diagonal of the precision, EP
+that of the covariance. Either has the exact mean at a fixed point of all clients, EP wider variances.
+
+FedEP's scaled identity (Guo et al., 2023, section 2.2.2) has the exact mean too and spares the rest: the factor's
+precision is n_k c I, fixed beforehand. The paper prints it as the covariance of the tilted distribution, 1 / s; then
+d_1 = s - d_2 and d_2 = s - d_1, and the precisions of two clients' factors, refit at once, swing between s and 0 for
+ever. In the authors' program, and here, it is the factor's. Then a client whose likelihood has the precision P turns h,
+the natural mean of its cavity among two clients, into
+
+    (n c I - P) (n c I + P)^-1 h  +  constant
+
+(the iteration of Peaceman and Rachford): undamped, it converges for every c, and fastest with n c near the geometric
+mean of the smallest and the largest eigenvalue of all P.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from cavity.core import Divergence, GaussianRows, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core.fields import as_number, require
+from cavity.distributions.full import FullGaussian, as_full
+from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.isotropic import IsotropicGaussian
+from cavity.errors import UnsuitableError
+
+
+class MomentMatchingState(eqx.Module):
+    """exp(-loss) as a factor, and its constant."""
+
+    factor: FullGaussian
+    constant: Float[Array, ""]
+
+
+class MomentMatching(Solver):
+    """Exact in one step, for Gaussian rows in any Gaussian family; multiples of likelihood and KL as in `Conjugate`.
+
+    Attributes:
+        precision_per_row: c, with which the precision of a client's factor is n_k c I (n_k the sum of its weights);
+            None matches the variances too.
+
+    Example:
+        >>> import cavity
+        >>> model = cavity.models.normal_location(2, covariance=[[1.0, 0.6], [0.6, 2.0]])
+        >>> ep = cavity.PVI(model, solver=cavity.solvers.MomentMatching())
+    """
+
+    precision_per_row: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
+    unrolled: ClassVar[int | None] = 0
+    starts_anywhere: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        if self.precision_per_row is not None:
+            require(self.precision_per_row, lambda c: c > 0, "the precision of a row's factor must be positive")
+
+    def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
+        if not (isinstance(model, GaussianRows) and model.has_gaussian_rows):
+            raise UnsuitableError(
+                f"moments have a closed form where the likelihood is Gaussian in theta (a location, or a linear "
+                f"regression with known noise), which that of this {type(model).__name__} is not; use PowerEP"
+            )
+        if not isinstance(model.prior, Gaussian):
+            raise UnsuitableError(f"moment matching needs a Gaussian family; the prior is {type(model.prior).__name__}")
+        if loss.likelihood_power is None or not isinstance(divergence, MultipleOfKL):
+            raise UnsuitableError(
+                "moment matching needs the negative log likelihood (tempered or not) or score matching, and KL "
+                f"(weighted or not), not {type(loss).__name__} and {type(divergence).__name__}; use PowerEP for other "
+                "losses, LBFGS or Gradient for other divergences"
+            )
+
+    def steps_for(self, num_rows: Any) -> Any:
+        return 0
+
+    def init(self, problem: Problem) -> MomentMatchingState:
+        assert isinstance(problem.model, GaussianRows)
+        factor, constant = problem.model.likelihood_factor(problem.data)
+        power = jnp.asarray(problem.loss.likelihood_power, constant.dtype)
+        return MomentMatchingState(factor**power, power * constant)
+
+    def step(self, key: PRNGKeyArray, problem: Problem, state: MomentMatchingState) -> MomentMatchingState:
+        return state
+
+    def done(self, state: MomentMatchingState) -> Bool[Array, ""]:
+        return jnp.asarray(True)
+
+    def result(self, problem: Problem, state: MomentMatchingState) -> Solution:
+        assert isinstance(problem.divergence, MultipleOfKL)
+        cavity, weight = problem.cavity, jnp.asarray(problem.divergence.weight, state.constant.dtype)
+        exact = as_full(cavity) * state.factor ** (1.0 / weight)
+        if self.precision_per_row is None:
+            tilted = cavity.with_moments_of(exact)
+        else:
+            power = jnp.asarray(problem.loss.likelihood_power, weight.dtype) / weight
+            identity = self.precision_per_row.astype(weight.dtype) * power * jnp.sum(jnp.asarray(problem.data.weight))
+            factor = cavity.with_moments_of(IsotropicGaussian(jnp.zeros_like(exact.mean), identity))
+            tilted = (cavity * factor).with_mean(exact.mean)
+        return Solution(
+            tilted=tilted,
+            expected_loss=-as_full(problem.start).cross(state.factor) - state.constant,
+            steps=jnp.asarray(0),
+            converged=exact.is_proper,
+        )

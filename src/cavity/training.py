@@ -1,0 +1,310 @@
+"""The only loop: who works, on what version of the posterior, and what is accepted.
+
+It knows no algorithm, engine or schedule in particular. One turn of it is
+
+    plan     = schedule.next(...)                     # who
+    messages = ledger.dispatch(server, plan.start)    # on what version
+    replies  = engine.collect(plan.wait)
+    server   = ledger.receive(server, replies)        # what is accepted
+
+and a *round* is as many accepted replies as the schedule says. History, stopping, observers and checkpoints happen
+between rounds, so a run that is resumed from a checkpoint is, bit for bit, the one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from cavity import ledger
+from cavity.core import Algorithm, BlockRound, BlockRounds, Engine, Schedule
+from cavity.core.messages import MAX_REFUSALS, ServerState, Stacked
+from cavity.core.progress import Stopwatch, Watcher
+from cavity.errors import StalledError
+from cavity.io import serialization
+
+logger = logging.getLogger("cavity")
+
+Record = dict[str, Any]
+Observer = Callable[[Record, ServerState], None]
+Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
+Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
+TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
+MAX_IDLE_TURNS = 100  # and one for each client: turns without an accepted reply before the loop gives up
+
+
+def _nobody(visits: int, new_replies: int) -> None:
+    """Listens to nothing."""
+
+
+def _nowhere(server: ServerState) -> None:
+    """Writes nothing."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a run ends.
+
+    Attributes:
+        rounds: at the latest after so many rounds in all.
+        tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats. SFVI and SFVI-Avg
+            have no such number: they end when the bound and the posterior have settled. 0 never ends a run early.
+        at_least: but not before so many rounds in all.
+        asked: whether somebody wants it to pause between two rounds.
+    """
+
+    rounds: int = 100
+    tolerance: float = 1e-6
+    at_least: int = 0
+    asked: Callable[[], bool] = lambda: False
+
+    def reason(self, history: Sequence[Record], settled: bool | None = None) -> str | None:
+        """Why to stop now: "asked", "tolerance", "rounds", or None; `settled` is what the method itself says."""
+        if self.asked():
+            return "asked"
+        if len(history) >= self.at_least and history:
+            small = history[-1]["residual"] < self.tolerance  # not so where it is NaN
+            if small or (settled and self.tolerance > 0):
+                return "tolerance"
+        return "rounds" if len(history) >= self.rounds else None
+
+
+def open_federation(
+    algorithm: Algorithm, schedule: Schedule, names: Sequence[str], seed: int, *, held_by_clients: bool = False
+) -> ServerState:
+    """The server's state before the first round."""
+    server = ledger.open_ledger(algorithm, names, seed, held_by_clients=held_by_clients)
+    return replace(server, schedule=schedule.init(names))
+
+
+def run(
+    algorithm: Algorithm,
+    engine: Engine,
+    schedule: Schedule,
+    server: ServerState,
+    history: Sequence[Record],
+    stopping: Stopping,
+    *,
+    metrics: Mapping[str, Callable[[Any], float]] | None = None,
+    observers: Sequence[Observer] = (),
+    checkpoint: Callable[[ServerState, list[Record]], None] | None = None,
+    checkpoint_seconds: float = 5.0,
+    write_ahead: bool = False,
+    rounds_per_block: int = 1,
+    progress: Watcher | None = None,
+) -> tuple[ServerState, list[Record], str]:
+    """Run rounds until `stopping` says so; returns the server, the whole history, and why it stopped.
+
+    Metrics, observers, the stopping rule and checkpoints come after every `rounds_per_block` rounds; `progress` is
+    told of every batch of replies. With `write_ahead` there is a checkpoint within rounds too, before every message and
+    after every reply: where clients outlive the server, it must not send one number twice with different contents.
+    """
+    history, last_checkpoint = list(history), time.monotonic()
+    stopwatch = Stopwatch(progress, stopping.rounds)
+    server = ledger.abandon(server, server.clients.waiting)  # nothing is outstanding in an engine that has just started
+
+    def written(server: ServerState) -> None:
+        if checkpoint is not None and write_ahead:
+            checkpoint(server, history)
+
+    while (reason := stopping.reason(history, algorithm.settled(server.method))) is None:
+        size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.everybody_together else 1
+        stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
+        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.heard, written)
+        if not records:  # interrupted before the first reply
+            continue
+        for name, metric in (metrics or {}).items():
+            records[-1][name] = float(metric(server.posterior))
+        for record in records:
+            before = history[-1] if history else {}
+            for total in TOTALS & record.keys():
+                record[total] += before.get(total, 0)
+            history.append({"round": len(history) + 1} | record)
+            for observer in observers:
+                observer(history[-1], server)
+        if checkpoint is not None and time.monotonic() - last_checkpoint >= checkpoint_seconds:
+            checkpoint(server, history)
+            last_checkpoint = time.monotonic()
+    if checkpoint is not None:
+        checkpoint(server, history)
+    return server, history, reason
+
+
+def run_rounds(
+    algorithm: Algorithm,
+    engine: Engine,
+    schedule: Schedule,
+    server: ServerState,
+    num_rounds: int,
+    heard: Heard = _nobody,
+    written: Written = _nowhere,
+) -> tuple[ServerState, list[Record]]:
+    """Some rounds with nothing due in between: as one block where the engine can, else one after the other.
+
+    There are fewer of them if the engine was interrupted.
+    """
+    began, records = time.perf_counter(), []
+    together = num_rounds > 1 and not server.clients.set_aside
+    advanced = engine.advance(server, num_rounds) if together else None
+    if advanced is not None:
+        server, rounds = advanced
+        seconds = (time.perf_counter() - began) / max(len(rounds), 1)
+        records = _records_of(algorithm, server, rounds, seconds) if len(rounds) else []
+        heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
+    while len(records) < num_rounds and not engine.interrupted:
+        before = len(records) * schedule.visits_per_round(len(server.clients))
+        server, record = run_round(
+            algorithm, engine, schedule, server, lambda visits, new, before=before: heard(before + visits, new), written
+        )
+        if record is not None:
+            records.append(record)
+    return server, records
+
+
+def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
+    """What a visit to a client would have sent: posterior, row and whatever else there, a change and a report back."""
+    first = server.names[0]
+    there = (server.posterior, server.rows.get(first), algorithm.shared(server))
+    return serialization.num_bytes((there, server.posterior, server.clients[first].report))
+
+
+def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, seconds: float) -> list[Record]:
+    """The records of a block's rounds; nothing crosses a wire there, and bytes are what would have.
+
+    There may be thousands, so each column is taken at once.
+    """
+    said: BlockRound = rounds.tree if isinstance(rounds, Stacked) else jax.tree.map(lambda *x: np.stack(x), *rounds)
+    residuals = np.asarray(said.residuals)
+    columns = {
+        "version": server.version - len(rounds) + 1 + np.arange(len(rounds)),
+        "residual": residuals.max(axis=1),
+        "free_energy": np.asarray(said.free_energy, float),
+        "exponent": np.asarray(said.exponents, float).min(axis=1),
+        "solver_steps": np.asarray(said.report.steps).max(axis=1),
+        "unconverged": (~np.asarray(said.report.converged, bool)).sum(axis=1),
+    }
+    names, num_clients = server.names, len(server.clients.keys() - algorithm.owned)
+    fixed = {
+        "refused": 0,
+        "refusals": {},
+        "communications": num_clients,
+        "bytes": _bytes_per_visit(algorithm, server) * num_clients,
+        "seconds": seconds,
+    }
+    rows = zip(residuals.tolist(), *(column.tolist() for column in columns.values()), strict=True)
+    return [
+        dict(zip(columns, numbers, strict=True)) | {"residuals": dict(zip(names, each, strict=True))} | fixed
+        for each, *numbers in rows
+    ]
+
+
+def _of_those(server: ServerState, available: Sequence[str]) -> tuple[Mapping[str, float], Sequence[str]]:
+    """The residuals of those that can be asked, and who of them is idle."""
+    if len(available) == len(server.names):  # nothing to look for among very many
+        return server.residuals, server.idle
+    there = set(available)
+    residuals = {name: residual for name, residual in server.residuals.items() if name in there}
+    return residuals, [name for name in server.idle if name in there]
+
+
+def run_round(
+    algorithm: Algorithm,
+    engine: Engine,
+    schedule: Schedule,
+    server: ServerState,
+    heard: Heard = _nobody,
+    written: Written = _nowhere,
+) -> tuple[ServerState, Record | None]:
+    """One round, and what is to be said of it; communications, bytes and seconds are of this round alone.
+
+    Clients that the engine cannot reach are left out of it, and one that is lost on the way costs its own reply only.
+    One whose replies are refused again and again is set aside; the record then says who is `missing`.
+    There is no record of a round that was interrupted before its first reply.
+    """
+    began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
+    visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
+    owned, aside = algorithm.owned, server.clients.set_aside
+    sent, num_available = server.posterior, len(server.clients)
+    while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
+        if aside and len(aside) + len(owned) >= len(server.clients):
+            raise StalledError(
+                f"no client's reply could be used: each had {MAX_REFUSALS} in a row refused; the last: {refused[-1:]}"
+            )
+        available = engine.available(server.active)
+        if not available:
+            continue
+        num_available = len(available)
+        rng = np.random.default_rng([server.seed, server.version, visits])
+        residuals, idle = _of_those(server, available)
+        plan, state = schedule.next(rng, server.schedule, residuals, idle)
+        sent = server.posterior
+        server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
+        written(server)
+        for message in messages:
+            engine.submit(message)
+        num_bytes += sum(serialization.num_bytes(message.brief) for message in messages if message.client not in owned)
+        places = {message.client: place for place, message in enumerate(messages)}
+        del messages  # the engine has them; there may be very many
+        received, before, waiting, there_is_more = 0, visits, [], True
+        while received < plan.wait and there_is_more:
+            replies = engine.collect(plan.wait - received)
+            there_is_more = bool(replies)
+            received += len(replies)
+            waiting += replies
+            if algorithm.absorbs_together and received < plan.wait and there_is_more:
+                heard(visits + received, len(replies))
+                continue
+            if waiting:
+                # in the order of the plan, whatever the order in which an engine works
+                waiting.sort(key=lambda reply: places.get(reply.client, len(places)))
+                server, outcome = ledger.receive(algorithm, server, waiting, engine.problem_with)
+                visits += len(outcome.accepted)
+                heard_of += len(outcome.accepted.keys() - owned)
+                accepted |= outcome.accepted
+                refused += outcome.refused
+                num_bytes += sum(
+                    serialization.num_bytes(reply.answer) for reply in waiting if reply.client not in owned
+                )
+                waiting = []
+                written(server)
+                heard(visits, len(replies))
+                for name, why in outcome.refused:
+                    logger.warning("client %r: its reply to version %d was refused: %s", name, server.version - 1, why)
+                    engine.tell(name, why)
+        if not there_is_more:  # whoever has not replied will not
+            server = ledger.abandon(server, server.clients.waiting)
+        server = ledger.count_refusals(algorithm, server, engine.refused())
+        for name in set(server.clients.set_aside).difference(aside):
+            logger.warning("client %r is set aside: %d of its replies in a row were refused", name, MAX_REFUSALS)
+        aside = server.clients.set_aside
+        idle_turns = 0 if visits > before or server.clients.waiting else idle_turns + 1
+        if idle_turns > MAX_IDLE_TURNS + len(server.clients):
+            raise StalledError(f"no client's reply could be used in {idle_turns} turns; the last: {refused[-1:]}")
+    if not accepted:
+        return server, None
+    # of whom this round has heard: of the others there is nothing new, and there may be very many
+    reports = {name: server.clients[name].report for name in accepted}
+    reports = {name: report for name, report in reports.items() if report is not None}
+    virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}
+    compute = {} if compute_began is None else {"compute_seconds": (engine.compute_seconds or 0.0) - compute_began}
+    missing = {"missing": sorted(aside)} if aside else {}
+    return server, virtual | compute | missing | {
+        "version": server.version,
+        "residual": server.residuals.largest,
+        "residuals": {name: float(report.residual) for name, report in reports.items()},
+        "free_energy": algorithm.free_energy(server, sent),
+        "exponent": min(accepted.values()),
+        "solver_steps": max(int(report.steps) for report in reports.values()),
+        "unconverged": sum(not bool(report.converged) for report in reports.values()),
+        "refused": len(refused),
+        "refusals": dict(refused),
+        "communications": heard_of,
+        "bytes": num_bytes,
+        "seconds": time.perf_counter() - began,
+    }

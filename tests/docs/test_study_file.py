@@ -1,0 +1,32 @@
+"""The reference of the study file: its example is a study, and it names every key and word that there is."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from cavity.study import columns, parse_study, registry, schema
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "study-file.md").read_text()
+
+
+def test_the_example_is_a_study():
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    study = parse_study(example)
+    assert study.federated_columns == ("age",)
+
+
+def test_every_key_and_word_is_described():
+    records = [schema.Study, schema.ModelChoice, schema.PriorChoice, schema.AlgorithmChoice, schema.RunChoice]
+    records += [columns.Number, columns.Category]
+    for key in {field.name for record in records for field in fields(record) if field.compare}:
+        assert f"`{key}`" in PAGE or f"`[{key}]`" in PAGE or f"`[{key}." in PAGE
+    tables = [
+        registry.COLUMNS,
+        registry.LOSSES,
+        registry.DIVERGENCES,
+        registry.SCHEDULES,
+        registry.DAMPINGS,
+        registry.FAMILIES,
+    ]
+    for word in [*registry.REGRESSIONS, *registry.METHODS, *(word for table in tables for word in table)]:
+        assert f'"{word}"' in PAGE or f"{{ {word} = " in PAGE

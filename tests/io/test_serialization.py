@@ -1,0 +1,253 @@
+"""Trees as named arrays: what comes back is what went in, and what cannot come back does not go."""
+
+import dataclasses
+import importlib
+import inspect
+import io
+import json
+import pkgutil
+from collections import namedtuple
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import cavity
+from cavity import ledger
+from cavity.aggregation.damping import AdaptiveState
+from cavity.core.messages import Record, Settlement
+from cavity.distributions import BlockProduct, DiagonalGaussian, Gamma
+from cavity.errors import CheckpointError
+from cavity.io import components, serialization
+
+
+class Foreign(eqx.Module):
+    """A component from outside Cavity."""
+
+    value: Any
+    count: int = eqx.field(static=True, default=3)
+
+
+Optimiser = namedtuple("Optimiser", ["momentum", "step"])  # as optax writes its states
+
+DTYPES = [bool, "int8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64", "complex64", "<U3"]
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(np.dtype(dtype), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+
+
+def containers(children):
+    return (
+        st.lists(children, max_size=3)
+        | st.lists(children, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), children, max_size=3)
+        | children.map(Foreign)
+        | st.builds(Optimiser, children, children)
+        | st.dictionaries(st.text(), children, max_size=2).map(BlockProduct)
+        | st.builds(Settlement, st.integers(-(2**63), 2**64 - 1), st.floats())
+    )
+
+
+def same(a, b) -> bool:
+    """Equal in kind, structure and every bit (NaNs apart, which may differ in their payload)."""
+    if isinstance(a, np.ndarray | np.generic | jax.Array):
+        a, b = np.asarray(a), b
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return a == b and np.signbit(a) == np.signbit(b) if a == a else b != b
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, eqx.Module):
+        return vars(a).keys() == vars(b).keys() and all(same(vars(a)[key], vars(b)[key]) for key in vars(a))
+    if dataclasses.is_dataclass(a):  # a record of the ledger, whose own == would hold two NaNs for different
+        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a))
+    return a == b
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.recursive(SCALARS | ARRAYS, containers, max_leaves=8))
+def test_round_trip(tree):
+    again = serialization.from_bytes(serialization.to_bytes(tree), types=[Foreign, Optimiser])
+    assert same(tree, again)
+    assert serialization.types_in(tree) == serialization.types_in(again)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -0.0, 5e-324, 1.7976931348623157e308, 0.1])
+def test_floats_are_exact(value):
+    tree = {"plain": float(value), "array": np.array([value]), "scalar": np.float64(value)}
+    again = serialization.from_bytes(serialization.to_bytes(tree))
+    assert same(tree, again)
+    assert again["array"].tobytes() == tree["array"].tobytes()
+
+
+def test_a_scalar_of_numpy_keeps_its_type():
+    """As a Python float it would be weakly typed where it meets a float32."""
+    again = serialization.from_bytes(serialization.to_bytes((np.float64(0.5), np.float32(0.5), np.int32(2), np.True_)))
+    assert [leaf.dtype for leaf in again] == ["float64", "float32", "int32", "bool"]
+
+
+def test_jax_arrays_come_back_as_numpy():
+    again = serialization.from_bytes(
+        serialization.to_bytes(DiagonalGaussian(jnp.zeros(2, "float32"), jnp.ones(2, "float32")))
+    )
+    assert isinstance(again.precision, np.ndarray)
+    assert again.precision.dtype == np.float32
+
+
+def test_a_method_with_all_its_parts():
+    """An algorithm is written whole: model, prior, solver, damping, static fields."""
+    algorithm = cavity.PVI(
+        cavity.models.logistic_regression(["age", "dose"], prior_scale=0.3),
+        damping=cavity.server.Fixed(0.25),
+        solver=cavity.solvers.NaturalGradient(tolerance=1e-8, newton=False),
+    )
+    again = serialization.from_bytes(serialization.to_bytes(algorithm))
+    assert serialization.types_in(again) == serialization.types_in(algorithm)
+    assert jax.tree.structure(again) == jax.tree.structure(algorithm)
+    assert again.model.features == ("age", "dose")
+    assert (again.damping.exponent, again.solver.tolerance, again.solver.newton) == (0.25, 1e-8, False)
+    assert np.array_equal(again.prior.precision, algorithm.prior.precision)
+
+
+def test_a_server_state():
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0))
+    server = ledger.open_ledger(algorithm, ["leeds", "york"], seed=3)
+    server, _ = ledger.dispatch(algorithm, server, ["york"])
+    again = serialization.from_bytes(serialization.to_bytes(server))
+    assert same(server, again)
+    assert again.method == AdaptiveState(1.0, float("inf"), 0)
+    assert again.idle == ("leeds",)
+
+
+def test_the_file_is_an_ordinary_npz():
+    content = serialization.to_bytes({"rate": Gamma(np.array(2.0), np.array(3.0))})
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        assert sorted(float(file[name]) for name in file.files if name != serialization.MANIFEST) == [2.0, 3.0]
+        assert json.loads(file[serialization.MANIFEST].tobytes())["format"] == serialization.FORMAT
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (len, "builtin_function_or_method"),
+        (lambda x: x, "function"),
+        ({1, 2}, "set"),
+        (b"bytes", "bytes"),
+        (1j, "complex"),
+        (np.array([len], object), "object"),
+        (jnp.zeros(2, jnp.bfloat16), "bfloat16"),
+        (np.zeros(2, [("a", float)]), "'a'"),
+        ({1: "a key that is no string"}, "string keys"),
+        (DiagonalGaussian, "type|Meta"),
+    ],
+)
+def test_what_cannot_come_back_is_refused(value, message):
+    with pytest.raises(TypeError, match=message):
+        serialization.to_bytes({"deep": [Foreign(value)]})
+
+
+def test_a_refusal_says_where():
+    with pytest.raises(TypeError, match="/0/0/value"):
+        serialization.to_bytes({"deep": [Foreign(len)]})
+
+
+def test_classes_from_outside_need_a_name():
+    content = serialization.to_bytes(Foreign(1))
+    with pytest.raises(CheckpointError, match=r"holds a Foreign from tests\.test_wire.*together with the algorithm"):
+        serialization.from_bytes(content)
+    content = serialization.to_bytes(Optimiser(1, 2))
+    with pytest.raises(CheckpointError, match=r"holds a Optimiser from tests\.test_wire"):
+        serialization.from_bytes(content, types=[Foreign])
+
+
+def manifest_bytes(tree, **others):
+    """A sealed file with this manifest: what a hostile, or a future, writer could make."""
+    buffer = io.BytesIO()
+    manifest = (
+        tree
+        if isinstance(tree, bytes)
+        else json.dumps({"format": serialization.FORMAT, "tree": tree} | others).encode()
+    )
+    np.savez(buffer, **{serialization.MANIFEST: np.frombuffer(manifest, np.uint8)})
+    return serialization.seal(buffer.getvalue())
+
+
+GAMMA = "cavity.distributions.conjugate:Gamma"
+HOSTILE = {
+    "a function": ({"module": "os:system", "fields": {}}, "not Cavity's"),
+    "a class of the standard library": ({"module": "subprocess:Popen", "fields": {"args": "true"}}, "not Cavity's"),
+    "a function of Cavity": ({"module": "cavity.io.serialization:pack", "fields": {}}, "not a component"),
+    "a module of Cavity": ({"module": "cavity:wire", "fields": {}}, "not a component"),
+    "what Cavity imports": ({"module": "cavity.io.serialization:importlib", "fields": {}}, "not a component"),
+    "a plain class of Cavity": ({"module": "cavity.io.checkpoints:RunDirectory", "fields": {}}, "not a component"),
+    "a class that is gone": ({"module": "cavity.distributions:Cauchy", "fields": {}}, "not a component"),
+    "a module that is gone": ({"module": "cavity.no.such:Thing", "fields": {}}, "not a component"),
+    "an abstract class": ({"module": "cavity.core:Loss", "fields": {}}, "not a component"),
+    "a name with dots": ({"module": "cavity.io.serialization:eqx.Module", "fields": {}}, "not a component"),
+    "a relative name": ({"module": "cavity..:Thing", "fields": {}}, "not a component"),
+    "a field too many": ({"module": GAMMA, "fields": {"shape_less_one": 1, "rate": 1, "x": 1}}, "other fields"),
+    "a field too few": ({"module": GAMMA, "fields": {"rate": 1}}, "other fields"),
+    "another class": ({"module": GAMMA, "fields": {"__class__": None, "rate": 1}}, "other fields"),
+    "a constructor": ({"namedtuple": GAMMA, "fields": {"shape_less_one": 1, "rate": 1}}, "not a namedtuple"),
+    "an array that is not there": ({"array": "/x"}, "does not describe"),
+    "not a number": ({"float": "one"}, "does not describe"),
+    "a number as a class": ({"module": 3, "fields": {}}, "does not describe"),
+    "a list as a class": ({"module": ["cavity"], "fields": {}}, "does not describe"),
+    "no kind at all": ({"what": 1}, "does not describe"),
+    "a dict of numbers": ({"dict": [1, 2]}, "does not describe"),
+}
+
+
+@pytest.mark.parametrize(("tree", "message"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_manifest_is_refused(tree, message):
+    with pytest.raises(CheckpointError, match=message):
+        serialization.from_bytes(manifest_bytes(tree))
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [b"", b"\xff\xfe", b"[1, 2]", b"3", b"{}", b'{"format": 1}', b"null", b"[" * 100_000],
+    ids=["empty", "no text", "a list", "a number", "no keys", "no tree", "null", "deep"],
+)
+def test_a_manifest_of_another_kind_is_refused(manifest):
+    with pytest.raises(CheckpointError, match="manifest"):
+        serialization.from_bytes(manifest_bytes(manifest))
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, "2", None])
+def test_another_format_is_refused(number):
+    with pytest.raises(CheckpointError, match=f"format {number}.*reads format 2.*version that wrote it"):
+        serialization.from_bytes(manifest_bytes(1, format=number))
+
+
+def test_num_bytes_counts_numbers():
+    tree = {"q": DiagonalGaussian(np.zeros(3, "float32"), np.ones(3)), "name": "york", "n": 2}
+    assert serialization.num_bytes(tree) == 8 * 7
+
+
+INTERNAL = {"cavity.simulation.block", "cavity.simulation.combined", "cavity.simulation.drive"}  # arguments of programs
+
+
+@pytest.mark.slow
+def test_every_part_may_be_read():
+    """A new module of parts is in one of the packages, or among the modules, that `components` names."""
+    walked = pkgutil.walk_packages(cavity.__path__, "cavity.", onerror=lambda name: None)
+    skipped = ("cavity.cli", "cavity_experiments", "cavity.plots", "cavity.network.flower", "cavity.simulation.proxy")
+    for name in (found.name for found in walked if not found.name.startswith(skipped)):
+        module = importlib.import_module(name)
+        own = [cls for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == name]
+        parts = [cls for cls in own if issubclass(cls, (eqx.Module, Record)) and not inspect.isabstract(cls)]
+        for cls in parts:
+            if name not in INTERNAL and cls is not Record:
+                assert components.class_of(components.name_of(cls), {}, imports=False) is cls

@@ -1,0 +1,958 @@
+"""The protocol of the network, without one: letters, refusals, what a client keeps, and studies over a bad post."""
+
+import itertools
+import json
+import random
+import shutil
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import cavity
+from cavity import ledger, training
+from cavity.algorithms.sfvi_avg import SFVIAvg
+from cavity.core.messages import Answer, Brief, ClientState, Message, Pending, Reply, Report, Settlement
+from cavity.distributions import FullGaussian
+from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
+from cavity.evaluation import evidence
+from cavity.io.checkpoints import RunDirectory
+from cavity.ledger import is_proper
+from cavity.models.neural.hierarchical_bnn import hierarchical_bnn
+from cavity.network import client, protocol, study_session
+from cavity.network.client import first_words, site_of
+from cavity.network.client_state import ClientStore, SentLog
+from cavity.network.protocol import Identity, Kind, Letter, Setting, check_message, check_reply, decode, encode
+from cavity.network.run_directory import STOP, WITHDRAW, Requests, only_one, read_status
+from cavity.network.server import Manner, StudyServer
+from cavity.network.session import Clientele, Terms
+from cavity.network.worker import Worker
+from cavity.simulation.local import LocalEngine
+from cavity.study import parse_study
+from cavity.study.building import client_data, scaling_of, study_algorithm
+from cavity.study.run import run_study
+from cavity.study.table import as_table
+from tests import own_models, scenarios
+from tests.contracts.faults import check_survives_faults, distance
+from tests.post_office import Faults, PostOffice
+from tests.studies import gap
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+STUDY = """\
+name = "A line"
+id = "line-1"
+scaling = "none"
+clients = ["leeds", "york", "hull"]
+
+[model]
+kind = "linear"
+formula = "y ~ x"
+noise_sd = 0.7
+
+[columns.y]
+type = "number"
+
+[columns.x]
+type = "number"
+
+[prior]
+scale = 10
+intercept_scale = 10
+
+[run]
+tolerance = 1e-18
+rounds = 60
+"""
+PRIOR = "[prior]\nscale = 10\nintercept_scale = 10\n"
+FEDERATED = STUDY.replace('scaling = "none"', 'scaling = "federated"').replace(PRIOR, "")
+DAMPED = "\n[algorithm]\ndamping = { fixed = 0.5 }\n"
+SLOW = STUDY + DAMPED
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    x = {name: rng.normal(i, 1, 12 + i) for i, name in enumerate(("leeds", "york", "hull"))}
+    return {name: as_table({"x": v, "y": 1.5 * v - 0.3 + 0.7 * rng.normal(size=len(v))}) for name, v in x.items()}
+
+
+def exchange():
+    """A method, one message of it, and a client's reply."""
+    x, y = scenarios.linear(24, 1)
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 2))
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    data = cavity.core.client_data.prepare_clients(algorithm.model, clients)
+    name = next(iter(data))
+    _, (message,) = ledger.dispatch(algorithm, ledger.open_ledger(algorithm, list(data)), [name])
+    engine = LocalEngine(algorithm, data)
+    engine.submit(message)
+    return algorithm, message, engine.collect(1)[0]
+
+
+def averaging():
+    """A method without rows."""
+    return SFVIAvg(hierarchical_bnn(3, 2, 2), total=2, num_rounds=1, local_steps=1)
+
+
+def letter_with(body, kind=Kind.WORK):
+    return Letter(kind.value, "hash", "run", "leeds", body)
+
+
+class TestLetters:
+    def test_bytes_and_back(self):
+        algorithm, message, reply = exchange()
+        setting = Setting(cavity.study.Scaling())
+        sent = letter_with({"message": message, "setting": setting, "reply": reply})
+        got = decode(encode(sent, protocol.unsigned), protocol.unverified)
+        assert (got.kind, got.study, got.run, got.client) == ("work", "hash", "run", "leeds")
+        assert distance(got.body["message"].brief, message.brief) == 0.0
+        assert distance(got.body["reply"].answer, reply.answer) == 0.0
+        assert got.body["setting"].scaling == setting.scaling
+        check_message(algorithm, got.body["message"], message.client)
+        check_reply(algorithm, got.body["reply"], message)
+
+    def test_nothing_of_it_can_be_changed_on_its_way(self):
+        content = encode(letter_with({}), protocol.unsigned)
+        for place in range(len(content)):
+            changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            with pytest.raises(ProtocolError):
+                decode(changed, protocol.unverified)
+            with pytest.raises(ProtocolError):
+                decode(content[:place], protocol.unverified)
+
+    def test_another_key(self):
+        signed = encode(letter_with({}), lambda content: b"mine")
+        assert decode(signed, lambda content, signature: signature == b"mine").client == "leeds"
+        with pytest.raises(ProtocolError, match="signature"):
+            decode(signed, lambda content, signature: signature == b"yours")
+
+    def test_another_version(self):
+        content = bytearray(encode(letter_with({}), protocol.unsigned))
+        content[len(protocol.MAGIC) - 1] += 1
+        with pytest.raises(ProtocolError, match="another version of Cavity"):
+            decode(bytes(content), protocol.unverified)
+
+    def test_a_letter_holds_no_code(self):
+        with pytest.raises(TypeError, match="cannot be written"):
+            encode(letter_with({"f": print}), protocol.unsigned)
+
+
+def changed(reply, **parts):
+    return replace(reply, answer=replace(reply.answer, **parts))
+
+
+def reported(reply, **numbers):
+    return changed(reply, report=replace(reply.answer.report, **numbers))
+
+
+def without_report(answer):
+    """As from a client that does not check its types."""
+    other = object.__new__(Answer)
+    object.__setattr__(other, "delta", answer.delta)
+    object.__setattr__(other, "report", None)
+    return other
+
+
+BAD_REPLIES = {
+    "NaN": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, np.nan), r.answer.delta)),
+    "bound": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, 1e16), r.answer.delta)),
+    "shape": lambda r: changed(r, delta=jax.tree.map(lambda x: np.zeros((3, *x.shape)), r.answer.delta)),
+    "an array of int": lambda r: changed(r, delta=jax.tree.map(lambda x: x.astype(int), r.answer.delta)),
+    "structure": lambda r: changed(r, delta=(1.0,)),
+    "another message": lambda r: replace(r, sequence=r.sequence + 1),
+    "answers another": lambda r: replace(r, client="york"),
+    "counts": lambda r: replace(r, version=-1),
+    "residual is nan": lambda r: reported(r, residual=np.nan),
+    "residual is inf": lambda r: reported(r, residual=np.inf),
+    "residual is -1": lambda r: reported(r, residual=-1.0),
+    "free energy is inf": lambda r: reported(r, free_energy=np.inf),
+    "free energy is -inf": lambda r: reported(r, free_energy=np.float32(-np.inf)),
+    "free energy is 1e\\+300": lambda r: reported(r, free_energy=1e300),
+    "steps is nan": lambda r: reported(r, steps=np.nan),
+    "steps is inf": lambda r: reported(r, steps=np.asarray(np.inf)),
+    "steps is -1": lambda r: reported(r, steps=-1),
+    "steps is 1.5": lambda r: reported(r, steps=1.5),
+    "steps is 1e\\+18": lambda r: reported(r, steps=10**18),
+    "convergence is 2": lambda r: reported(r, converged=2),
+    "convergence is nan": lambda r: reported(r, converged=np.nan),
+    "four numbers": lambda r: reported(r, steps=np.zeros(2)),
+    "not four numbers": lambda r: reported(r, free_energy=10**400),
+    "is not four numbers": lambda r: reported(r, residual="0.5"),
+    "no report": lambda r: replace(r, answer=without_report(r.answer)),
+    "no reply": lambda r: {"delta": 1},
+}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("reason", BAD_REPLIES)
+    def test_bad_replies(self, reason):
+        algorithm, message, reply = exchange()
+        check_reply(algorithm, reply, message)
+        with pytest.raises(ProtocolError, match=reason):
+            check_reply(algorithm, BAD_REPLIES[reason](reply), message)
+
+    def test_a_free_energy_that_is_not_defined(self):
+        """A method with rows may leave it out (a divergence other than KL)."""
+        algorithm, message, reply = exchange()
+        check_reply(algorithm, reported(reply, free_energy=np.nan), message)
+
+    def test_a_residual_below_zero_by_rounding(self):
+        algorithm, message, reply = exchange()
+        check_reply(algorithm, reported(reply, residual=-1e-12), message)
+
+    def test_a_residual_before_the_posterior_is_proper(self):
+        """Under a flat prior it is infinite until enough clients have answered."""
+        algorithm, message, reply = exchange()
+        flat = jax.tree.map(np.zeros_like, message.brief.posterior)
+        check_reply(
+            algorithm, reported(reply, residual=np.inf), replace(message, brief=replace(message.brief, posterior=flat))
+        )
+
+    def test_a_method_without_rows_needs_finite_free_energies(self):
+        """It averages them; one that is not finite would cost everybody's replies."""
+        algorithm = averaging()
+        report = Report(np.asarray(np.nan), np.asarray(-2.0), np.asarray(5), np.asarray(True))
+        prior = ledger.to_host(algorithm.prior)
+        message = Message("leeds", 1, 1, Settlement(), Brief(prior, None))
+        reply = Reply("leeds", 1, 1, Answer(prior, report))
+        check_reply(algorithm, reply, message)
+        for value in (np.nan, np.inf, -np.inf):
+            with pytest.raises(ProtocolError, match="free energy"):
+                check_reply(algorithm, reported(reply, free_energy=value), message)
+        with pytest.raises(ProtocolError, match="residual is -3"):
+            check_reply(algorithm, reported(reply, residual=-3.0), message)
+
+    def test_bad_messages(self):
+        algorithm, message, _ = exchange()
+        with pytest.raises(ProtocolError, match="no message for this client"):
+            check_message(algorithm, message, "somebody else")
+        wide = cavity.PVI(cavity.models.linear_regression(2, noise_sd=0.7))
+        with pytest.raises(ProtocolError, match="the posterior has an array"):
+            check_message(wide, message, message.client)
+
+    def test_sfvi_is_not_for_a_network(self):
+        study = parse_study(STUDY)
+        study = replace(study, algorithm=replace(study.algorithm, method="sfvi"))
+        with pytest.raises(StudyError, match="sfvi-avg"):
+            study_session.check_for_network(study)
+
+
+def state_with(number):
+    answer = Answer(np.full(3, float(number)), Report(0.0, 0.0, 1, True))
+    return ClientState(local=np.arange(4.0), pending=Pending(number, number, answer, np.full(4, float(number))))
+
+
+class TestClientStore:
+    def test_the_two_last_are_kept(self, tmp_path):
+        store = ClientStore(tmp_path)
+        assert store.read("run") is None
+        for number in range(1, 6):
+            store.write("run", state_with(number))
+            assert store.read("run").pending.sequence == number
+            assert len(list((tmp_path / "runs" / "run").iterdir())) == min(number, 2)
+        assert store.read("another-run") is None
+
+    def test_a_damaged_one_falls_back_to_the_one_before(self, tmp_path, caplog):
+        store = ClientStore(tmp_path)
+        for number in (1, 2):
+            store.write("run", state_with(number))
+        newest = max((tmp_path / "runs" / "run").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-20])
+        assert store.read("run").pending.sequence == 1
+        assert "taking the one before it" in caplog.text
+        store.write("run", state_with(3))
+        assert store.read("run").pending.sequence == 3
+
+    @pytest.mark.parametrize("moment", ["fsync", "replace"])
+    def test_a_crash_while_writing_leaves_the_old_one(self, tmp_path, monkeypatch, moment):
+        store = ClientStore(tmp_path)
+        store.write("run", state_with(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{moment}", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store.write("run", state_with(2))
+        assert store.read("run").pending.sequence == 1
+
+    @pytest.mark.parametrize("run", ["..", "a/b", "", "x" * 65])
+    def test_a_run_is_no_path(self, tmp_path, run):
+        with pytest.raises(CheckpointError):
+            ClientStore(tmp_path).write(run, state_with(1))
+
+    def test_what_was_sent(self, tmp_path):
+        SentLog(tmp_path / "sent.jsonl").note("reply", b"four", version=3)
+        (line,) = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
+        assert (line["kind"], line["version"], line["bytes"], len(line["sha256"])) == ("reply", 3, 4, 64)
+
+
+class House:
+    """A study with its server's folder, its clients' folders, and a post between them."""
+
+    def __init__(self, folder, text=STUDY, faults=None, seed=0, **manner):
+        self.folder, self.text, self.study, self.tables = (
+            folder,
+            text,
+            parse_study(text, allow_models=[own_models.__name__]),
+            tables(),
+        )
+        self.said, self.manner = [], manner
+        workers = {name: self.worker(name).answer for name in self.study.clients}
+        self.post = PostOffice(workers, lambda name: self.worker(name).answer, faults or Faults(), seed)
+
+    def worker(self, name, study=None, **options):
+        own = self.folder / name
+        site = site_of(study or self.study, name, self.tables[name], own, self.said.append)
+        return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), say=self.said.append, **options)
+
+    def server(self):
+        manner = Manner(say=self.said.append, seconds=20.0, **self.manner)
+        server = StudyServer(self.study, self.text, self.folder / "run", self.post, manner)
+        server._clientele.clock, server._clientele.sleep = self.post.clock, self.post.sleep
+        return server
+
+    def run(self):
+        return self.server().run()
+
+    def alone(self, without=(), scaled_by=None):
+        """The posterior in one process; its scaling is by the rows of those clients, of those who take part if None."""
+        kept = tuple(name for name in self.study.clients if name not in without)
+        scaling = scaling_of(self.study, [self.tables[name] for name in scaled_by or kept])
+        algorithm = study_algorithm(self.study, scaling)
+        clients = {name: client_data(self.study, self.tables[name], scaling) for name in kept}
+        return cavity.run(algorithm, clients, rounds=60, tolerance=1e-18).posterior
+
+    def whole(self):
+        return run_study(self.study, self.tables)
+
+
+class TestStudies:
+    @pytest.mark.parametrize("text", [STUDY, FEDERATED], ids=["unscaled", "federated scaling"])
+    def test_the_same_as_in_one_process(self, tmp_path, text):
+        house = House(tmp_path, text)
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.alone()) < 1e-9
+        assert fit.history[-1]["round"] == len(run_study(house.study, house.tables).history)
+        for name in house.study.clients:
+            assert (tmp_path / name / "results" / "posterior.npz").read_bytes() == (
+                tmp_path / "run" / "posterior.npz"
+            ).read_bytes()
+        status = read_status(tmp_path / "run")
+        assert (status["state"], status["connected"]) == ("done", sorted(house.study.clients))
+
+    def test_default_priors_with_a_client_whose_outcomes_are_all_alike(self, tmp_path, monkeypatch):
+        """The scale is that of all rows, of costs near 12,000 here, and what each client sends for it are sums."""
+        costs = {
+            name: {"x": t.columns["x"], "y": [12_000 + 3_000 * y for y in t.columns["y"]]}
+            for name, t in tables().items()
+        }
+        costs["york"]["y"] = [12_000.0] * len(costs["york"]["y"])
+        monkeypatch.setitem(globals(), "tables", lambda: {name: as_table(own) for name, own in costs.items()})
+        text = FEDERATED.replace("noise_sd = 0.7\n", "").replace("1e-18", "1e-12")
+        house = House(tmp_path, text)
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.whole().posterior) < 1e-6
+        x, y = (np.concatenate([own[name] for own in costs.values()]) for name in "xy")
+        estimate = fit.summary()["x"]
+        assert abs(estimate.mean - np.polyfit(x, y, 1)[0]) < 0.1 * estimate.sd
+
+    @pytest.mark.parametrize("how", ["far", "negative"])
+    def test_a_reply_that_would_stop_the_others_is_refused(self, tmp_path, monkeypatch, how):
+        """A posterior that clients would not answer, or a factor that takes away what others have said."""
+        text = FEDERATED.replace('kind = "linear"', 'kind = "logistic"').replace("noise_sd = 0.7\n", "")
+        text = text.replace('[columns.y]\ntype = "number"', '[columns.y]\ntype = "boolean"').replace("1e-18", "1e-12")
+        binary = {
+            name: as_table({"x": table.columns["x"], "y": [float(y > 0) for y in table.columns["y"]]})
+            for name, table in tables().items()
+        }
+        monkeypatch.setitem(globals(), "tables", lambda: binary)
+        house = House(tmp_path, text)
+        workers = {name: house.worker(name).answer for name in house.study.clients}
+
+        def hostile(content):
+            letter = decode(workers["york"](content), protocol.unverified)
+            if letter.kind != Kind.REPLY:
+                return encode(letter, protocol.unsigned)
+            posterior = decode(content, protocol.unverified).body["message"].brief.posterior
+            reply, width = letter.body["reply"], len(posterior.precision_mean)
+            far = FullGaussian(np.full(width, 5e5), 1e4 * np.eye(width))
+            delta = far if how == "far" else jax.tree.map(lambda leaf: -0.999 * np.asarray(leaf), posterior)
+            changed = replace(reply, answer=replace(reply.answer, delta=delta))
+            return encode(replace(letter, body={"reply": changed}), protocol.unsigned)
+
+        house.post = PostOffice(workers | {"york": hostile}, None, Faults(), 0)
+        fit = house.run()
+        assert fit.stopped == "tolerance"
+        assert fit.server.clients.set_aside == ("york",)
+        scaled_by = tuple(house.study.clients)
+        assert gap(fit.posterior, house.alone(without=["york"], scaled_by=scaled_by)) < 1e-5
+
+    def test_a_narrow_range_is_not_held_against_scaled_columns(self, tmp_path, monkeypatch):
+        """The columns of the matrix have the names of the predictors here, and sums in units of their own."""
+        shares = {
+            name: as_table(
+                {"x": [1 / (1 + np.exp(-x)) for x in t.columns["x"]], "y": [float(y > 0) for y in t.columns["y"]]}
+            )
+            for name, t in tables().items()
+        }
+        monkeypatch.setitem(globals(), "tables", lambda: shares)
+        text = FEDERATED.replace('kind = "linear"', 'kind = "logistic"').replace("noise_sd = 0.7\n", "")
+        text = text.replace('[columns.y]\ntype = "number"', '[columns.y]\ntype = "boolean"').replace("1e-18", "1e-12")
+        text = text.replace('[columns.x]\ntype = "number"', '[columns.x]\ntype = "number"\nrange = [0, 1]')
+        house = House(tmp_path, text)
+        assert house.run().converged
+        assert not any("are refused" in line for line in house.said)
+
+    def test_more_rows_than_the_study_has_are_refused(self, tmp_path, monkeypatch):
+        """With them no client would take the scaling; the client is asked until it says how many it has."""
+        house, asked = House(tmp_path, FEDERATED), []
+        honest = client.sums
+
+        def hostile(study, table):
+            found = honest(study, table)
+            if table is not house.tables["york"] or len(asked) >= 2:
+                return found
+            asked.append(found)
+            times = 10**12 // int(found.num_rows)
+            many = (times * found.num_rows, times * found.sum, times * found.sum_of_squares)
+            return replace(found, num_rows=np.asarray(many[0]), sum=many[1], sum_of_squares=many[2])
+
+        monkeypatch.setattr(client, "sums", hostile)
+        fit = house.run()
+        assert sum("york are refused: the number of rows must be a count" in line for line in house.said) == 2
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    def test_absurd_sums_of_one_client_do_not_end_the_server(self, tmp_path, monkeypatch):
+        """Of numbers near 1e70, where no range is declared. They are refused until it sends others."""
+        house, asked = House(tmp_path, FEDERATED), []
+        honest = client.sums
+
+        def hostile(study, table):
+            found = honest(study, table)
+            if table is not house.tables["york"] or len(asked) >= 2:
+                return found
+            asked.append(found)
+            n = float(found.num_rows)
+            return replace(found, sum=np.full(2, 1e70 * n), sum_of_squares=np.full(2, 1e140 * n))
+
+        monkeypatch.setattr(client, "sums", hostile)
+        fit = house.run()
+        assert len(asked) == 2
+        assert sum("the sums of york are refused: its values of column 'x'" in line for line in house.said) == 2
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    @pytest.mark.parametrize("schedule", ['"sequential"', '"asynchronous"', "{ sampled-count = 2 }"])
+    def test_schedules(self, tmp_path, schedule):
+        house = House(tmp_path, STUDY + f"schedule = {schedule}\n")
+        assert gap(house.run().posterior, house.alone()) < 1e-8
+
+    @pytest.mark.parametrize(
+        "parts", ['schedule = "sequential"', 'schedule = "asynchronous"', '[algorithm]\nfactors = "clients"']
+    )
+    def test_the_evidence_at_the_end_is_that_of_the_final_posterior(self, tmp_path, parts):
+        """By a closing exchange, of which nothing is applied; the server started again asks again."""
+        house = House(tmp_path, STUDY.replace("rounds = 60", "rounds = 2") + f"{parts}\n")
+        fit = house.run()
+        pooled = run_study(replace(house.study, run=replace(house.study.run, rounds=0)), house.tables)
+        expected = evidence.bound(pooled.algorithm, fit.server.prior, fit.posterior, [pooled.clients])
+        assert fit.log_evidence == pytest.approx(expected, abs=1e-9)
+        assert distance(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))) == 0.0
+        again = house.run()
+        assert distance(again.posterior, fit.posterior) == 0.0
+        assert again.log_evidence == fit.log_evidence
+        assert len(again.history) == 2
+
+    def test_who_is_gone_at_the_end_leaves_no_evidence(self, tmp_path):
+        house = House(tmp_path, STUDY.replace("rounds = 60", "rounds = 2"))
+        server = house.server()
+        closed = server._closed
+
+        def without_york(*parts):
+            house.post.workers["york"] = lambda content: b"?"
+            return closed(*parts)
+
+        server._closed = without_york
+        fit = server.run()
+        assert (tmp_path / "run" / "posterior.npz").exists()
+        with pytest.raises(CavityError, match="not every client answered the closing exchange"):
+            fit.log_evidence
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_clients_that_keep_their_own_factors(self, tmp_path, seed):
+        """On their disks: they may crash, as letters may be lost, and the server has the product alone."""
+        faults = Faults(drop=0.1, repeat=0.1, delay=0.05, client_crash=0.1)
+        house = House(tmp_path, STUDY + '[algorithm]\nfactors = "clients"\n', faults, seed)
+        fit = house.run()
+        assert set(fit.server.rows) == {ledger.JOINT}
+        assert gap(fit.posterior, house.alone()) < 1e-8
+        assert list((tmp_path / "leeds" / "runs").glob("*/*.npz"))
+        assert house.post.seen["client_crash"] > 0
+
+    def test_a_factor_that_is_lost_with_a_clients_disk_is_not_counted_twice(self, tmp_path):
+        """The client says so, and does not answer; without it the others begin anew."""
+        house = House(tmp_path, STUDY + '[algorithm]\nfactors = "clients"\ndamping = { fixed = 0.5 }\n')
+        server = house.server()
+
+        def after_round(record, state):
+            if record["round"] == 3 and "york" in state.names:
+                shutil.rmtree(tmp_path / "york" / "runs")
+                house.post.workers["york"] = house.worker("york").answer
+            if record["round"] == 6:
+                Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+        server._after_round = after_round
+        fit = server.run()
+        assert any("the factor kept here is of reply" in line for line in house.said)
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
+
+    def test_every_message_that_left_is_noted(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        house.run()
+        noted = [json.loads(line)["kind"] for line in (tmp_path / "leeds" / "sent.jsonl").read_text().splitlines()]
+        assert noted[:3] == ["here", "totals", "totals"]  # of columns, then of the formula's matrix
+        assert noted[-1] == "received"
+        assert set(noted[3:-1]) == {"reply"}
+
+    def test_another_version_of_the_study_is_refused_by_its_key(self, tmp_path):
+        house = House(tmp_path, min_clients=2)
+        other = parse_study(STUDY.replace("0.7", "0.8"))
+        house.post.workers["hull"] = house.worker("hull", other).answer
+        fit = house.run()
+        assert fit.server.names == ("leeds", "york")
+        assert any("'hull' has another version of the study: it differs in model.noise_sd" in s for s in house.said)
+        assert any("the server has another version of the study: it differs in model.noise_sd" in s for s in house.said)
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    def test_a_second_client_of_one_name_is_refused(self, tmp_path):
+        house = House(tmp_path)
+        house.post.knows = False
+        two = [house.worker("leeds"), house.worker("leeds")]
+        house.post.workers |= {"leeds": two[0].answer, "elsewhere": two[1].answer}
+        fit = house.run()
+        assert {worker.over for worker in two} > {"done"}
+        assert any("is connected already; a second one is refused" in worker.over for worker in two)
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    def test_one_folder_one_client(self, tmp_path):
+        refused = pytest.raises(CavityError, match="running already")
+        with only_one(tmp_path, "a client"), refused, only_one(tmp_path, "a client"):
+            raise AssertionError
+
+    def test_a_reply_that_is_refused_is_told_and_costs_nobody_else(self, tmp_path, monkeypatch):
+        house = House(tmp_path)
+        poison, counter = house.post.workers["york"], itertools.count()
+
+        def poisoned(content):
+            answer = poison(content)
+            letter = decode(answer, protocol.unverified)
+            if letter.kind == Kind.REPLY and next(counter) == 1:
+                bad = BAD_REPLIES["NaN"](letter.body["reply"])
+                answer = encode(replace(letter, body={"reply": bad}), protocol.unsigned)
+            return answer
+
+        house.post.workers["york"] = poisoned
+        fit = house.run()
+        assert any("an answer of york is refused: its change holds a NaN" in line for line in house.said)
+        assert any("refused this client's last reply: its change holds a NaN" in line for line in house.said)
+        assert gap(fit.posterior, house.alone()) < 1e-9
+
+    @pytest.mark.parametrize(
+        ("extra", "why"),
+        [
+            ("", "its factor has the negative precision"),
+            ('[algorithm]\nfactors = "clients"\n', "its change alone makes the posterior improper"),
+        ],
+        ids=["server-held", "client-held"],
+    )
+    def test_an_improper_change_costs_nobody_else(self, tmp_path, extra, why):
+        """Its client is told why with the next message; in the end the result says that it is not in it."""
+        house = House(tmp_path, STUDY + extra)
+        honest = house.post.workers["york"]
+
+        def hostile(content):
+            answer = honest(content)
+            letter = decode(answer, protocol.unverified)
+            if letter.kind == Kind.REPLY:
+                reply = letter.body["reply"]
+                bad = changed(reply, delta=replace(reply.answer.delta, precision=-1e6 * np.eye(2)))
+                answer = encode(replace(letter, body={"reply": bad}), protocol.unsigned)
+            return answer
+
+        house.post.workers["york"] = hostile
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-9
+        assert any(f"refused this client's last reply: {why}" in line for line in house.said)
+        assert "refused again and again, and asked no more: york" in house.said
+        assert any("not all of the data of york are in it" in line for line in house.said)
+        assert read_status(tmp_path / "run")["missing"] == ["york"]
+
+    def test_a_client_that_refuses_to_work_is_not_waited_for_without_end(self, tmp_path, monkeypatch):
+        house = House(tmp_path)
+        monkeypatch.setattr(faulty := house.worker("hull"), "_work", lambda letter: 1 / 0)
+        house.post.workers["hull"] = faulty.answer
+        fit = house.run()
+        assert fit.converged
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
+    @pytest.mark.parametrize("how", ["withdrawn", "leaving"])
+    def test_a_client_is_forgotten(self, tmp_path, how, text):
+        """But the scaling, and the prior with it, which was fixed when the study started."""
+        house, leaving = House(tmp_path, text), []
+        house.post.workers["york"] = house.worker("york", leaving=lambda: bool(leaving)).answer
+        server = house.server()
+
+        def after_round(record, state):
+            if record["round"] == 2:
+                if how == "withdrawn":
+                    Requests(tmp_path / "run").put(WITHDRAW + "york")
+                else:
+                    leaving.append(True)
+
+        server._after_round = after_round
+        fit = server.run()
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"], scaled_by=house.study.clients)) < 1e-8
+        np.testing.assert_array_equal(fit.server.prior.precision, house.whole().server.prior.precision)
+        assert not any("beginning anew" in line for line in house.said)
+        again = house.run()  # it is not taken in again when the server is started anew
+        assert again.server.names == ("leeds", "hull")
+
+    def test_a_withdrawal_that_a_crash_cuts_short(self, tmp_path, monkeypatch):
+        house = House(tmp_path, SLOW)
+        server = house.server()
+
+        def after_round(record, state):
+            if record["round"] == 4:
+                Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+        server._after_round = after_round
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "withdraw", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                server.run()
+        assert Requests(tmp_path / "run").pending() == []
+        fit = house.run()
+        assert fit.server.names == ("leeds", "hull")
+        assert gap(fit.posterior, house.alone(["york"])) < 1e-8
+
+    def test_who_is_withdrawn_before_the_beginning_is_not_waited_for(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        del house.post.workers["hull"]
+        Requests(tmp_path / "run").put(WITHDRAW + "hull")
+        fit = house.run()
+        assert fit.server.names == ("leeds", "york")
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    def test_a_fault_at_a_client_costs_nobody_else(self, tmp_path, monkeypatch):
+        house = House(tmp_path, min_clients=2)
+        faulty = house.worker("hull")
+        monkeypatch.setattr(faulty, "_work", lambda letter: 1 / 0)
+        house.post.workers["hull"] = faulty.answer
+        server = house.server()
+
+        def after_round(record, state):
+            if record["round"] == 3:
+                Requests(tmp_path / "run").put(WITHDRAW + "hull")
+
+        server._after_round = after_round
+        fit = server.run()
+        assert any("a fault there: ZeroDivisionError" in line for line in house.said)
+        assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
+
+    @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
+    def test_a_late_client_joins(self, tmp_path, text):
+        house = House(tmp_path, text, min_clients=2)
+        late = house.post.workers.pop("hull")
+        server = house.server()
+
+        def after_round(record, state):
+            if record["round"] == 2:
+                house.post.workers["hull"] = late
+                house.post.sleep(5.0)
+
+        server._after_round = after_round
+        fit = server.run()
+        assert fit.server.names == ("leeds", "york", "hull")
+        assert gap(fit.posterior, house.alone(scaled_by=("leeds", "york"))) < 1e-8
+
+    def test_stopped_and_gone_on_with(self, tmp_path):
+        house = House(tmp_path)
+        server = house.server()
+        server._after_round = lambda record, state: Requests(tmp_path / "run").put(STOP)
+        stopped = server.run()
+        assert len(stopped.history) == 1
+        assert read_status(tmp_path / "run")["state"] == "stopped"
+        assert gap(house.run().posterior, house.alone()) < 1e-9
+
+    def test_the_first_message_can_be_seen_before(self, tmp_path):
+        house = House(tmp_path, FEDERATED)
+        site = site_of(house.study, "leeds", house.tables["leeds"], tmp_path, print)
+        lines = first_words(house.study, house.tables["leeds"], site)
+        assert "  n = 12" in lines
+        assert any(line.startswith("  change precision ") for line in lines)
+
+
+class Crash(BaseException):
+    """The server's machine."""
+
+
+def crash_around_writes(monkeypatch, rate, seed):
+    """The server crashes before or after one of its writes."""
+    rng, write = random.Random(seed), RunDirectory.write
+    crashes = []
+
+    def writes(self, *args):
+        for moment in ("before", "after"):
+            if rng.random() < rate:
+                crashes.append(moment)
+                raise Crash
+            if moment == "before":
+                write(self, *args)
+
+    monkeypatch.setattr(RunDirectory, "write", writes)
+    return crashes
+
+
+def check_invariant(directory, study):
+    """What the checkpoint holds is prior times rows, to 1e-9."""
+    state, _ = RunDirectory(directory).read()
+    server, algorithm = state["server"], state["algorithm"]
+    assert is_proper(server.posterior)
+    assert distance(server.posterior, algorithm.rebuild(server.prior, list(server.rows.values()))) < 1e-9
+
+
+BAD = Faults(drop=0.1, repeat=0.15, delay=0.1, garble=0.05, lost=0.005, client_crash=0.05, absent=0.05)
+
+
+def play(folder, seed, monkeypatch):
+    """A study over a bad post, with a server that crashes; how often what happened."""
+    house = House(folder, faults=BAD, seed=seed)
+    with monkeypatch.context() as patch:
+        crashes = crash_around_writes(patch, 0.03, seed)
+        for _ in range(200):
+            try:
+                fit = house.run()
+                break
+            except Crash:
+                if RunDirectory(folder / "run").has_checkpoint:
+                    check_invariant(folder / "run", house.study)
+        else:
+            raise AssertionError("it never came to an end")
+    check_invariant(folder / "run", house.study)
+    assert fit.converged
+    assert gap(fit.posterior, house.alone()) < 1e-8
+    return {**house.post.seen, "server crash": len(crashes)}
+
+
+def play_many(tmp_path, seeds, monkeypatch):
+    seen = {}
+    for seed in seeds:
+        try:
+            found = play(tmp_path / str(seed), seed, monkeypatch)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen = {what: seen.get(what, 0) + count for what, count in found.items()}
+    return seen
+
+
+def test_studies_over_a_bad_post(tmp_path, monkeypatch):
+    seen = play_many(tmp_path, range(6), monkeypatch)
+    assert all(count >= 3 for count in seen.values()), seen
+
+
+@pytest.mark.slow
+def test_many_studies_over_a_bad_post(tmp_path, monkeypatch):
+    seen = play_many(tmp_path, range(100, 140), monkeypatch)
+    assert all(count >= 15 for count in seen.values()), seen
+
+
+def by_letter(algorithm):
+    """Messages and replies as the letters that they travel in."""
+
+    def carry(item):
+        kind, name = (Kind.REPLY, "reply") if hasattr(item, "answer") else (Kind.WORK, "message")
+        content = encode(Letter(kind.value, "hash", "run", item.client, {name: item}), protocol.unsigned)
+        got = decode(content, protocol.unverified).body[name]
+        return got if kind == Kind.REPLY else check_message(algorithm, got, item.client)
+
+    return carry
+
+
+def play_schedules(first, count):
+    """Schedules of faults over the ledger of the network, each message a letter; how often what happened."""
+    x, y = scenarios.linear(24, 1)
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    return check_survives_faults(algorithm, clients, count, first_seed=first, carry=by_letter(algorithm))
+
+
+@pytest.mark.parametrize(("first", "count"), [(50_000, 120), pytest.param(60_000, 1000, marks=pytest.mark.slow)])
+def test_schedules_of_faults_by_letter(first, count):
+    """Drop, repeat, re-order, delay, and crashes before and after every write; `tools/faults.py` plays ten thousand."""
+    seen = play_schedules(first, count)
+    crashes = [f"crash: {who} {when} its write" for who in ("server", "client") for when in ("before", "after")]
+    assert all(seen[event] >= 10 for event in ["drop", "repeat", "abandon", "client wiped", *crashes]), seen
+
+
+def test_who_is_there_is_asked_again_after_the_post_was_lost(tmp_path):
+    house, reopened = House(tmp_path), []
+    terms = Terms(Identity(house.study.hash, "{}"), "run", house.study.clients)
+    clientele = Clientele(
+        house.post, terms, reopen=lambda: reopened.append(1), clock=house.post.clock, sleep=house.post.sleep
+    )
+    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
+    house.post.faults = Faults(lost=1.0)
+    house.post.sleep(5.0)
+    assert clientele.here() == set()
+    assert reopened == [1]
+    house.post.faults = Faults()
+    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
+
+
+AVERAGED = own_models.WARDS + "[run]\nrounds = 3\n"
+PRIOR_AT_THE_SERVER = own_models.SPREAD + "[run]\ntolerance = 1e-12\n"
+
+
+@pytest.mark.parametrize("text", [AVERAGED, PRIOR_AT_THE_SERVER], ids=["latents that stay", "a prior at the server"])
+@pytest.mark.slow
+def test_models_of_ones_own(tmp_path, monkeypatch, text):
+    """Scouting, latents on the clients' disks, and the server's own row, as in one process.
+
+    The clients restart for every letter; `test_flower.py` has them stay.
+    """
+    monkeypatch.setattr(sys.modules[__name__], "tables", own_models.ward_tables)
+    house = House(tmp_path, text)
+    for name in house.study.clients:
+        house.post.workers[name] = lambda content, name=name: house.worker(name).answer(content)
+    fit = house.run()
+    reference = run_study(house.study, house.tables)
+    assert len(fit.history) == len(reference.history)
+    assert distance(fit.posterior, reference.posterior) < 1e-6
+    kept = list((tmp_path / "leeds" / "runs").glob("*/*.npz")) if (tmp_path / "leeds" / "runs").exists() else []
+    assert len(kept) == (2 if text is AVERAGED else 0)  # only what the server does not have
+
+
+@pytest.mark.slow
+def test_a_method_without_rows_forgets_by_beginning_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "tables", own_models.ward_tables)
+    house = House(tmp_path, AVERAGED)
+    server, told = house.server(), house.said
+
+    def after_round(record, state):
+        if record["round"] == 1 and "york" in state.names:
+            Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+    server._after_round = after_round
+    fit = server.run()
+    assert "beginning anew" in told
+    study = replace(house.study, clients=("leeds",))
+    reference = run_study(study, {"leeds": house.tables["leeds"]})
+    assert len(fit.history) == len(reference.history)
+    assert distance(fit.posterior, reference.posterior) < 1e-6
+
+
+def test_a_message_is_written_down_before_it_is_sent():
+    """A server that crashes after it has sent must not give the same number to another message."""
+    x, y = scenarios.linear(24, 1)
+    algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
+    clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
+    data = cavity.core.client_data.prepare_clients(algorithm.model, clients)
+    engine, schedule, written, sent = LocalEngine(algorithm, data), cavity.schedules.Sequential(), [], []
+    submit, collect = engine.submit, engine.collect
+
+    def submitted(message):
+        on_disk = written[-1].clients[message.client]
+        assert (on_disk.sequence, on_disk.waiting) == (message.sequence, message.version)
+        assert on_disk.sequence not in [m.sequence for m in sent if m.client == message.client]
+        sent.append(message)
+        submit(message)
+
+    def collected(num_replies):
+        assert written[-1].version == len(sent) - 1  # the reply before this one is on the disk too
+        return collect(num_replies)
+
+    engine.submit, engine.collect = submitted, collected
+    server = training.open_federation(algorithm, schedule, list(data), 0)
+    training.run(
+        algorithm,
+        engine,
+        schedule,
+        server,
+        [],
+        training.Stopping(2, 0.0),
+        checkpoint=lambda server, history: written.append(server),
+        write_ahead=True,
+    )
+    assert len(sent) == 6
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"study": "other"}, "another version of the study"),
+        ({"run": "other"}, "another run of the study"),
+        ({"client": "york"}, "says that it is from 'york'"),
+        ({"kind": Kind.REFUSAL.value, "body": {"reason": "no time"}}, "does not answer: no time"),
+    ],
+)
+def test_answers_that_do_not_belong(parts, said):
+    terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"))
+    clientele = Clientele(PostOffice({}), terms)
+    letter = letter_with({}, Kind.REPLY)
+    assert clientele.opened("leeds", encode(letter, protocol.unsigned)).kind == Kind.REPLY
+    with pytest.raises(ProtocolError, match=said):
+        clientele.opened("leeds", encode(replace(letter, **parts), protocol.unsigned))
+
+
+def test_a_letter_that_another_client_has_signed(tmp_path):
+    terms = Terms(Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"})
+    clientele, letter = Clientele(PostOffice({}), terms), letter_with({}, Kind.REPLY)
+    assert clientele.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
+    with pytest.raises(ProtocolError, match="signature"):
+        clientele.opened("leeds", encode(letter, lambda content: b"york"))
+
+
+def test_a_client_hears_why_its_greeting_was_of_no_use(tmp_path):
+    """And a file in the results that is not one is no fault of the client's."""
+    house = House(tmp_path)
+    worker, said = house.worker("leeds"), house.said
+    for kind, body in (
+        (Kind.HELLO, {"notice": "a \x1b[31mreason"}),
+        (Kind.END, {"files": {"a": "text"}}),
+        (Kind.END, {}),
+    ):
+        letter = Letter(kind.value, house.study.hash, "run", "leeds", body)
+        answer = decode(worker.answer(encode(letter, protocol.unsigned)), protocol.unverified)
+        if kind == Kind.END and body:
+            assert (answer.kind, answer.body["reason"]) == (Kind.REFUSAL, "its files are not bytes")
+    assert any("could not use this client's last answer: a \\x1b[31mreason" in line for line in said)
+
+
+def test_stopped_before_it_began_and_begun_again(tmp_path):
+    house = House(tmp_path)
+    late = house.post.workers.pop("hull")
+    server, sleep = house.server(), house.post.sleep
+    server._clientele.sleep = lambda seconds: (sleep(seconds), Requests(tmp_path / "run").put(STOP))
+    assert server.run() is None
+    assert read_status(tmp_path / "run")["state"] == "stopped"
+    house.post.workers["hull"] = late
+    assert gap(house.run().posterior, house.alone()) < 1e-9
+
+
+def test_nobody_is_left(tmp_path):
+    house = House(tmp_path, SLOW)
+    server = house.server()
+
+    def after_round(record, state):
+        for name in house.study.clients:
+            Requests(tmp_path / "run").put(WITHDRAW + name)
+
+    server._after_round = after_round
+    with pytest.raises(CavityError, match="nothing to go on with"):
+        server.run()
