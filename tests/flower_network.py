@@ -12,7 +12,7 @@ from cavity.network import keys as made
 from cavity.network.flower import LOOPBACK, ServerSide
 from cavity.network.flower_node import ClientSide
 from cavity.network.processes import free_port
-from cavity.network.server import Manner
+from cavity.network.server import ServerConfig
 from cavity.study import parse_study
 from cavity.study.run import run_study
 from cavity.study.table import as_table
@@ -37,7 +37,7 @@ class Rig:
     """
 
     def __init__(self, folder):
-        self.keys, self.answers = folder / "keys", dict.fromkeys(NAMES, bytes)
+        self.keys, self.updates = folder / "keys", dict.fromkeys(NAMES, bytes)
         made.make_keys(parse_study(study_text(4)), self.keys, [OUTSIDE])
         port, own = free_port(), self.keys / "server"
         public = made.client_public_keys(own, parse_study(study_text(4)))
@@ -49,10 +49,10 @@ class Rig:
             for name, home in ((name, self.keys / "clients" / name) for name in NAMES)
         }
         self.verify = {name: made.client_verifier(key) for name, key in public.items()}
-        self.loopback = Loopback(server, clients, self.answers)
+        self.loopback = Loopback(server, clients, self.updates)
 
     def manner(self, **parts):
-        return Manner(seconds=60.0, sign=made.server_signer(self.keys / "server"), verify=self.verify, **parts)
+        return ServerConfig(seconds=60.0, sign=made.server_signer(self.keys / "server"), verify=self.verify, **parts)
 
     def seals(self, name):
         """How a client signs, and whom it believes."""

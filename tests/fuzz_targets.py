@@ -10,7 +10,7 @@ import pytest
 
 import cavity
 from cavity import ledger
-from cavity.core.messages import Answer, ClientState, Pending, Reply, Report, ServerState
+from cavity.core.messages import ClientState, ClientUpdate, Pending, Reply, Report, ServerState
 from cavity.errors import CheckpointError
 from cavity.io import serialization
 from cavity.io.checkpoints import CHECKPOINT, read_tree
@@ -19,8 +19,8 @@ from cavity.network.client import site_of
 from cavity.network.client_state import ClientStore, SentLog
 from cavity.network.engine import Awaited, NetworkEngine
 from cavity.network.guard import Guard
-from cavity.network.protocol import Kind, Letter, Setting, encode
-from cavity.network.session import Clientele, Terms
+from cavity.network.protocol import Envelope, Kind, RunConfig, encode
+from cavity.network.session import Session, SessionConfig
 from cavity.network.study_session import identity_of, largest_messages
 from cavity.network.transport import Delivery
 from cavity.network.worker import Worker
@@ -78,11 +78,11 @@ class Receivers:
         names = list(self.study.clients)
         self.state, messages = ledger.dispatch(self.algorithm, ledger.open_ledger(self.algorithm, names), names)
         self.message = messages[0]
-        delta = ledger.to_host(self.algorithm.empty_row())
+        delta = ledger.to_host(self.algorithm.initial_entry())
         delta = replace(delta, precision_mean=delta.precision_mean + 0.25, precision=delta.precision + np.eye(3))
         report = Report(np.asarray(0.5), np.asarray(-3.0), np.asarray(4), np.asarray(True))
-        self.reply = Reply("leeds", self.message.version, self.message.sequence, Answer(delta, report))
-        self.terms = Terms(
+        self.reply = Reply("leeds", self.message.version, self.message.sequence, ClientUpdate(delta, report))
+        self.terms = SessionConfig(
             identity_of(self.study),
             "run",
             self.study.clients,
@@ -90,12 +90,12 @@ class Receivers:
             dict.fromkeys(names, fuzzing.verify),
             largest_message=largest_messages(self.study)[0],
         )
-        self.clientele = Clientele(PostOffice({}), self.terms)
-        self.engine = NetworkEngine(self.algorithm, self.clientele, Setting(self.scaling))
+        self.session = Session(PostOffice({}), self.terms)
+        self.engine = NetworkEngine(self.algorithm, self.session, RunConfig(self.scaling))
         self.worker = self._worker(folder)
         self.num_accepted = 0
         settings = {"settings": self.terms.identity.settings}
-        work = {"message": self.message, "setting": Setting(self.scaling), "notice": ""}
+        work = {"message": self.message, "setting": RunConfig(self.scaling), "notice": ""}
         files = {"summary.csv": np.frombuffer(b"parameter,mean\n", np.uint8)}
         self.to_server = {
             "greeting": self._letter(Kind.HERE, settings),
@@ -114,8 +114,8 @@ class Receivers:
         }
 
     def _letter(self, kind, body):
-        letter = Letter(kind.value, self.terms.identity.hash, "run", "leeds", body)
-        content = encode(letter, lambda content: b"")
+        envelope = Envelope(kind.value, self.terms.identity.hash, "run", "leeds", body)
+        content = encode(envelope, lambda content: b"")
         return Parts.of(content[content.index(b"PK\x03\x04") :])
 
     def _worker(self, folder):
@@ -129,14 +129,14 @@ class Receivers:
 
     def served(self, kind: str, content: bytes, name: str = "leeds") -> bool:
         """Give a message to the server; whether it was accepted."""
-        data, self.clientele.homes, self.clientele.leaving = fuzzing.signed(name, content), {}, set()
+        data, self.session.homes, self.session.leaving = fuzzing.signed(name, content), {}, set()
         delivery = Delivery("1", data)
         if kind == "greeting":
-            self.clientele._greeted("address", "leeds", delivery)
-            return bool(self.clientele.homes)
+            self.session._greeted("address", "leeds", delivery)
+            return bool(self.session.homes)
         if kind == "totals":
-            letter = self.clientele._answer_of("leeds", delivery)
-            found = None if letter is None else letter.body.get("sums")
+            envelope = self.session._answer_of("leeds", delivery)
+            found = None if envelope is None else envelope.body.get("sums")
             if reason_to_refuse(found, self.study.federated_columns) is not None:
                 return False
             if out_of_proportion({"leeds": found, "york": self.totals}):
@@ -145,8 +145,8 @@ class Receivers:
             return True
         reply = self.engine._reply_of(Awaited("leeds", 0.0, self.message), delivery)
         if reply is not None:
-            report = reply.answer.report
-            float(report.residual), float(report.free_energy), int(report.steps), bool(report.converged)
+            report = reply.update.report
+            float(report.gap), float(report.free_energy), int(report.steps), bool(report.converged)
             self.num_accepted += 1
             if self.num_accepted % RECEIVED_EVERY == 1:
                 ledger.receive(self.algorithm, self.state, [reply])
@@ -155,7 +155,7 @@ class Receivers:
     def answered(self, content: bytes, name: str = "leeds") -> bool:
         """Give a message to the client; whether it was answered with something else than a refusal."""
         self.worker.over, self.worker.guard = "", Forgetful(self.folder, self.terms.identity.hash)
-        return b'"refusal"' not in self.worker.answer(fuzzing.signed(name, content))
+        return b'"refusal"' not in self.worker.handle(fuzzing.signed(name, content))
 
 
 class Forgetful(Guard):
@@ -182,8 +182,8 @@ class Solved:
         self._message = message
 
     def collect(self, num_replies):
-        message, delta = self._message, ledger.to_host(self._algorithm.empty_row())
-        return [Reply(self._name, message.version, message.sequence, Answer(delta, Report(0.0, 0.0, 1, True)))]
+        message, delta = self._message, ledger.to_host(self._algorithm.initial_entry())
+        return [Reply(self._name, message.version, message.sequence, ClientUpdate(delta, Report(0.0, 0.0, 1, True)))]
 
     def client_states(self):
         return {self._name: ClientState()}
@@ -216,7 +216,9 @@ class Files:
         clients = {"leeds": rows, "york": rows}
         run = {"directory": folder / "run", "held_by_clients": True, "rounds": 2}
         cavity.run(cavity.PVI(model), clients, schedule=cavity.schedules.Sequential(), **run)
-        state = ClientState(np.arange(4.0), None, 1, Pending(2, 2, Answer(np.ones(3), Report(0.0, 0.0, 1, True)), None))
+        state = ClientState(
+            np.arange(4.0), None, 1, Pending(2, 2, ClientUpdate(np.ones(3), Report(0.0, 0.0, 1, True)), None)
+        )
         totals = {name: sums(study, table) for name, table in tables().items()}
         self.columns = study.federated_columns
         self.kinds = {

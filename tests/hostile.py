@@ -14,7 +14,7 @@ from cavity.distributions import FullGaussian
 from cavity.network import protocol
 from cavity.network.client import site_of
 from cavity.network.client_state import ClientStore, SentLog
-from cavity.network.protocol import Kind, Letter, Setting, decode, encode
+from cavity.network.protocol import Envelope, Kind, RunConfig, decode, encode
 from cavity.network.worker import Worker
 from cavity.study import parse_study
 from cavity.study.building import study_algorithm, study_scaling
@@ -88,17 +88,17 @@ class HostileServer:
         self.sequence = self.sequence + 1 if sequence is None else sequence
         server = ledger.open_ledger(self.algorithm, ["leeds"])
         _, (message,) = ledger.dispatch(self.algorithm, server, ["leeds"])
-        row = message.brief.row if row is None else row
-        brief = replace(message.brief, posterior=posterior, row=row)
-        message = replace(message, brief=brief, version=version, sequence=self.sequence)
-        body = {"message": message, "setting": Setting(scaling or self.scaling), "notice": ""}
-        letter = Letter(Kind.WORK.value, self.study.hash, self.run, "leeds", body)
-        answer = decode(self.worker.answer(encode(letter, protocol.unsigned)), protocol.unverified)
-        if answer.kind != Kind.REPLY:
-            self.refusals.append(answer.body.get("reason", answer.kind))
+        row = message.inputs.entry if row is None else row
+        inputs = replace(message.inputs, posterior=posterior, row=row)
+        message = replace(message, inputs=inputs, version=version, sequence=self.sequence)
+        body = {"message": message, "setting": RunConfig(scaling or self.scaling), "notice": ""}
+        envelope = Envelope(Kind.WORK.value, self.study.hash, self.run, "leeds", body)
+        update = decode(self.worker.handle(encode(envelope, protocol.unsigned)), protocol.unverified)
+        if update.kind != Kind.REPLY:
+            self.refusals.append(update.body.get("reason", update.kind))
             return None
         self.answered += 1
-        return answer.body["reply"].answer.delta
+        return update.body["reply"].update.delta
 
     def slope(self, theta, precision, *, by_row=False):
         """The slope of the client's log likelihood at theta; None where it refuses.

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cavity.network.transport import Delivery, Post, PostLost
+from cavity.network.transport import Delivery, PostLost, Transport
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Faults:
 
 
 @dataclass
-class PostOffice(Post):
+class PostOffice(Transport):
     """Letters by name.
 
     Attributes:
@@ -55,9 +55,9 @@ class PostOffice(Post):
         here = [name for name in self.workers if not self._happens("absent")]
         return {name: name if self.knows else None for name in here}
 
-    def send(self, letters, seconds):
+    def send(self, envelopes, seconds):
         sent = {}
-        for address, content in letters.items():
+        for address, content in envelopes.items():
             self._numbers += 1
             sent[address] = str(self._numbers)
             if not self._happens("drop"):
@@ -65,34 +65,34 @@ class PostOffice(Post):
                 self._under_way.append((due, sent[address], address, content))
         return sent
 
-    def fetch(self, letters):
+    def fetch(self, envelopes):
         self._happens("lost", PostLost("lost on purpose"))
-        due = [letter for letter in self._under_way if letter[0] <= self.now]
-        self._under_way = [letter for letter in self._under_way if letter[0] > self.now]
+        due = [envelope for envelope in self._under_way if envelope[0] <= self.now]
+        self._under_way = [envelope for envelope in self._under_way if envelope[0] > self.now]
         self.random.shuffle(due)
-        for letter in due:
-            self._deliver(letter)
-        letters = set(letters)
-        wanted = [delivery for delivery in self._answered if delivery.letter in letters]
-        self._answered = [d for d in self._answered if d.letter not in letters or self._happens("repeat")]
+        for envelope in due:
+            self._deliver(envelope)
+        envelopes = set(envelopes)
+        wanted = [delivery for delivery in self._answered if delivery.envelope in envelopes]
+        self._answered = [d for d in self._answered if d.envelope not in envelopes or self._happens("repeat")]
         return wanted
 
-    def _deliver(self, letter):
-        _, number, address, content = letter
+    def _deliver(self, envelope):
+        _, number, address, content = envelope
         if self._happens("client_crash"):  # before it has done anything
             self.workers[address] = self.restart(address)
             return
-        answer = self.workers[address](content)
+        update = self.workers[address](content)
         if self._happens("repeat"):  # the same letter comes again, and the second answer is the one that arrives
-            answer = self.workers[address](content)
+            update = self.workers[address](content)
         if self._happens("client_crash"):  # after it has written, before it has sent
             self.workers[address] = self.restart(address)
             return
         if self._happens("garble"):
-            place = self.random.randrange(len(answer))
-            answer = answer[:place] + bytes([answer[place] ^ 0xFF]) + answer[place + 1 :]
+            place = self.random.randrange(len(update))
+            update = update[:place] + bytes([update[place] ^ 0xFF]) + update[place + 1 :]
         if not self._happens("drop"):
-            self._answered.append(Delivery(number, answer))
+            self._answered.append(Delivery(number, update))
 
     def _happens(self, what, error=None):
         happens = self.random.random() < getattr(self.faults, what)

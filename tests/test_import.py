@@ -87,4 +87,4 @@ def test_a_module_may_not_hide_what_it_has_of_its_own_name():
     from cavity.core.lazy_loading import from_rooms
 
     with pytest.raises(ValueError, match="of the same name: shrunk"):
-        from_rooms("cavity.models", {"shrunk": "Shrunk shrunk"})
+        from_rooms("cavity.models", {"with_shrinkage_prior": "Shrunk shrunk"})

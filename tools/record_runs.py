@@ -27,7 +27,7 @@ from cavity import distributions, divergences, losses, models, schedules, solver
 
 NAMES = ("leeds", "york", "hull")
 TOLERANCE = 1e-12
-HISTORY = ("gap", "residual", "free_energy")  # whichever a version has
+HISTORY = ("gap", "gap", "free_energy")  # whichever a version has
 
 Numbers = dict[str, np.ndarray]
 
@@ -93,8 +93,8 @@ def regression_runs() -> Iterator[tuple[str, Callable[[], Numbers]]]:
     yield "family linear, noise known", ran(cavity.PVI(models.linear_regression(2, noise_sd=0.7)), real())
     diagonal = models.logistic_regression(2, family=distributions.DiagonalGaussian)
     yield "covariance diagonal", ran(cavity.PVI(diagonal), binary())
-    shrunk = models.shrunk(logistic, models.Horseshoe(0.5))
-    yield "prior horseshoe", ran(cavity.PVI(shrunk), binary())
+    with_shrinkage_prior = models.with_shrinkage_prior(logistic, models.Horseshoe(0.5))
+    yield "prior horseshoe", ran(cavity.PVI(with_shrinkage_prior), binary())
     yield "model mlp", ran(cavity.PVI(models.mlp_classifier(2, (4,), 3)), classes(), rounds=2)
 
     adam = solvers.Gradient(optax.adam, 0.02, num_steps=60, batch_size=None)

@@ -39,7 +39,7 @@ def test_rounds_learn_and_do_not_depend_on_the_chunk(method):
     words, tags = source(80).load(["client-78"])[0]  # of nobody who took part
     before, after = (np.mean(method.model.row_log_prob(q.mean, (words, tags))) for q in (method.prior, fit.posterior))
     assert after > before + 0.1
-    assert [len(record["residuals"]) for record in fit.history] == [4] * 15
+    assert [len(record["gaps"]) for record in fit.history] == [4] * 15
 
 
 def test_large_answers_are_combined_as_small_ones(method, monkeypatch):

@@ -72,7 +72,7 @@ def test_probabilities_are_those_of_fit_predict():
     )
     p = fedep_scores.probabilities(model, fit.posterior, x)
     np.testing.assert_allclose(p, fit.predict(x).mean, atol=1e-5)
-    fit = fit.hand_over(fedep_methods.method("FedEP I", model, TINY, 40))
+    fit = fit.warm_start(fedep_methods.method("FedEP I", model, TINY, 40))
     p = fedep_scores.probabilities(model, fit.posterior, x)
     np.testing.assert_allclose(p, fit.predict(x, point=True).mean, atol=1e-5)
     drawn = fedep_scores.probabilities(model, fit.posterior, x, num_draws=4)

@@ -33,7 +33,7 @@ def assert_same_run(posterior, rounds, by_hand):
     np.testing.assert_allclose(posterior.precision_mean, h, rtol=1e-11)
     np.testing.assert_allclose(posterior.precision, precision, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose([r.free_energy for r in rounds], free_energies, rtol=1e-11)
-    np.testing.assert_allclose([r.residuals.max() for r in rounds], changes, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose([r.gaps.max() for r in rounds], changes, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])

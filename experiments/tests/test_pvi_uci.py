@@ -97,7 +97,10 @@ def test_clients_are_those_of_table_2():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @needs_data
-def test_credit_quickly(tmp_path):
+def test_credit_quickly(tmp_path, monkeypatch):
+    # PVI converges to global VI, but its score swings on the way: in split B, seed 1, the sequential gap is -1.1e-2 at
+    # pass 8, -5.0e-3 at pass 10 and within 1.3e-3 from pass 12 on. Here it is judged after the swing.
+    monkeypatch.setattr(pvi_uci, "PASSES", 15)
     result = runner.run("pvi-uci", pvi_uci.pvi_uci, directory=tmp_path, size=runner.Size.QUICK)
     assert result.figures == ("credit-communications.png", "credit-gradient-steps.png")
     runs = result.results["runs"]

@@ -33,18 +33,14 @@ logger = logging.getLogger("cavity")
 
 Record = dict[str, Any]
 Observer = Callable[[Record, ServerState], None]
-Heard = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
+OnReplies = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
 Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
 TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
 MAX_IDLE_TURNS = 100  # and one for each client: turns without an accepted reply before the loop gives up
 
 
-def _nobody(visits: int, new_replies: int) -> None:
-    """Listens to nothing."""
-
-
-def _nowhere(server: ServerState) -> None:
-    """Writes nothing."""
+def _noop(*arguments: object) -> None:
+    """Does nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Stopping:
         if self.asked():
             return "asked"
         if len(history) >= self.at_least and history:
-            small = history[-1]["residual"] < self.tolerance  # not so where it is NaN
+            small = history[-1]["gap"] < self.tolerance  # not so where it is NaN
             if small or (settled and self.tolerance > 0):
                 return "tolerance"
         return "rounds" if len(history) >= self.rounds else None
@@ -114,9 +110,9 @@ def run(
             checkpoint(server, history)
 
     while (reason := stopping.reason(history, algorithm.settled(server.method))) is None:
-        size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.everybody_together else 1
+        size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.is_synchronous else 1
         stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
-        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.heard, written)
+        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.on_replies, written)
         if not records:  # interrupted before the first reply
             continue
         for name, metric in (metrics or {}).items():
@@ -142,8 +138,8 @@ def run_rounds(
     schedule: Schedule,
     server: ServerState,
     num_rounds: int,
-    heard: Heard = _nobody,
-    written: Written = _nowhere,
+    on_replies: OnReplies = _noop,
+    written: Written = _noop,
 ) -> tuple[ServerState, list[Record]]:
     """Some rounds with nothing due in between: as one block where the engine can, else one after the other.
 
@@ -156,11 +152,16 @@ def run_rounds(
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
         records = _records_of(algorithm, server, rounds, seconds) if len(rounds) else []
-        heard(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
+        on_replies(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds and not engine.interrupted:
         before = len(records) * schedule.visits_per_round(len(server.clients))
         server, record = run_round(
-            algorithm, engine, schedule, server, lambda visits, new, before=before: heard(before + visits, new), written
+            algorithm,
+            engine,
+            schedule,
+            server,
+            lambda visits, new, before=before: on_replies(before + visits, new),
+            written,
         )
         if record is not None:
             records.append(record)
@@ -170,7 +171,7 @@ def run_rounds(
 def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
     """What a visit to a client would have sent: posterior, row and whatever else there, a change and a report back."""
     first = server.names[0]
-    there = (server.posterior, server.rows.get(first), algorithm.shared(server))
+    there = (server.posterior, server.entries.get(first), algorithm.shared(server))
     return serialization.num_bytes((there, server.posterior, server.clients[first].report))
 
 
@@ -180,10 +181,10 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
     There may be thousands, so each column is taken at once.
     """
     said: BlockRound = rounds.tree if isinstance(rounds, Stacked) else jax.tree.map(lambda *x: np.stack(x), *rounds)
-    residuals = np.asarray(said.residuals)
+    gaps = np.asarray(said.gaps)
     columns = {
         "version": server.version - len(rounds) + 1 + np.arange(len(rounds)),
-        "residual": residuals.max(axis=1),
+        "gap": gaps.max(axis=1),
         "free_energy": np.asarray(said.free_energy, float),
         "exponent": np.asarray(said.exponents, float).min(axis=1),
         "solver_steps": np.asarray(said.report.steps).max(axis=1),
@@ -197,9 +198,9 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
         "bytes": _bytes_per_visit(algorithm, server) * num_clients,
         "seconds": seconds,
     }
-    rows = zip(residuals.tolist(), *(column.tolist() for column in columns.values()), strict=True)
+    rows = zip(gaps.tolist(), *(column.tolist() for column in columns.values()), strict=True)
     return [
-        dict(zip(columns, numbers, strict=True)) | {"residuals": dict(zip(names, each, strict=True))} | fixed
+        dict(zip(columns, numbers, strict=True)) | {"gaps": dict(zip(names, each, strict=True))} | fixed
         for each, *numbers in rows
     ]
 
@@ -207,10 +208,10 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
 def _of_those(server: ServerState, available: Sequence[str]) -> tuple[Mapping[str, float], Sequence[str]]:
     """The residuals of those that can be asked, and who of them is idle."""
     if len(available) == len(server.names):  # nothing to look for among very many
-        return server.residuals, server.idle
+        return server.gaps, server.idle
     there = set(available)
-    residuals = {name: residual for name, residual in server.residuals.items() if name in there}
-    return residuals, [name for name in server.idle if name in there]
+    gaps = {name: gap for name, gap in server.gaps.items() if name in there}
+    return gaps, [name for name in server.idle if name in there]
 
 
 def run_round(
@@ -218,8 +219,8 @@ def run_round(
     engine: Engine,
     schedule: Schedule,
     server: ServerState,
-    heard: Heard = _nobody,
-    written: Written = _nowhere,
+    on_replies: OnReplies = _noop,
+    written: Written = _noop,
 ) -> tuple[ServerState, Record | None]:
     """One round, and what is to be said of it; communications, bytes and seconds are of this round alone.
 
@@ -241,14 +242,14 @@ def run_round(
             continue
         num_available = len(available)
         rng = np.random.default_rng([server.seed, server.version, visits])
-        residuals, idle = _of_those(server, available)
-        plan, state = schedule.next(rng, server.schedule, residuals, idle)
+        gaps, idle = _of_those(server, available)
+        plan, state = schedule.next(rng, server.schedule, gaps, idle)
         sent = server.posterior
         server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
         written(server)
         for message in messages:
             engine.submit(message)
-        num_bytes += sum(serialization.num_bytes(message.brief) for message in messages if message.client not in owned)
+        num_bytes += sum(serialization.num_bytes(message.inputs) for message in messages if message.client not in owned)
         places = {message.client: place for place, message in enumerate(messages)}
         del messages  # the engine has them; there may be very many
         received, before, waiting, there_is_more = 0, visits, [], True
@@ -258,7 +259,7 @@ def run_round(
             received += len(replies)
             waiting += replies
             if algorithm.absorbs_together and received < plan.wait and there_is_more:
-                heard(visits + received, len(replies))
+                on_replies(visits + received, len(replies))
                 continue
             if waiting:
                 # in the order of the plan, whatever the order in which an engine works
@@ -269,11 +270,11 @@ def run_round(
                 accepted |= outcome.accepted
                 refused += outcome.refused
                 num_bytes += sum(
-                    serialization.num_bytes(reply.answer) for reply in waiting if reply.client not in owned
+                    serialization.num_bytes(reply.update) for reply in waiting if reply.client not in owned
                 )
                 waiting = []
                 written(server)
-                heard(visits, len(replies))
+                on_replies(visits, len(replies))
                 for name, why in outcome.refused:
                     logger.warning("client %r: its reply to version %d was refused: %s", name, server.version - 1, why)
                     engine.tell(name, why)
@@ -296,8 +297,8 @@ def run_round(
     missing = {"missing": sorted(aside)} if aside else {}
     return server, virtual | compute | missing | {
         "version": server.version,
-        "residual": server.residuals.largest,
-        "residuals": {name: float(report.residual) for name, report in reports.items()},
+        "gap": server.gaps.largest,
+        "gaps": {name: float(report.gap) for name, report in reports.items()},
         "free_energy": algorithm.free_energy(server, sent),
         "exponent": min(accepted.values()),
         "solver_steps": max(int(report.steps) for report in reports.values()),

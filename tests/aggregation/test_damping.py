@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import cavity
 from cavity import ledger
 from cavity.aggregation import Adaptive, Fixed, one_over
-from cavity.core.messages import Answer, Reply, Report
+from cavity.core.messages import ClientUpdate, Reply, Report
 from cavity.distributions import DiagonalGaussian
 from cavity.errors import CavityError
 from cavity.models import logistic_regression
@@ -19,19 +19,19 @@ from tests import scenarios
 def exponents(damping, rounds, *, one_at_a_time=False):
     """The exponent of every reply, for rounds of residuals."""
     state, chosen, last = damping.init(), [], np.full(len(rounds[0]), np.inf)
-    for residuals in rounds:
+    for gaps in rounds:
         places = range(len(last))
         for batch in [[i] for i in places] if one_at_a_time else [list(places)]:
-            last[batch] = np.array(residuals)[batch]
+            last[batch] = np.array(gaps)[batch]
             some, state = damping.choose(state, last, np.zeros(len(batch), int))
             chosen += list(np.asarray(some))
     return chosen
 
 
 @settings(max_examples=20, deadline=None)
-@given(rho=st.floats(0.01, 1.0), residuals=st.lists(st.floats(0, 1e6), min_size=3, max_size=3))
-def test_fixed_is_always_the_same(rho, residuals):
-    assert exponents(Fixed(rho), [residuals] * 4) == [rho] * 12
+@given(rho=st.floats(0.01, 1.0), gaps=st.lists(st.floats(0, 1e6), min_size=3, max_size=3))
+def test_fixed_is_always_the_same(rho, gaps):
+    assert exponents(Fixed(rho), [gaps] * 4) == [rho] * 12
     assert Fixed(rho).backed_off(None) is None
 
 
@@ -88,9 +88,9 @@ def test_adaptive_backs_off_and_recovers():
     np.testing.assert_allclose(some, [1.25 / 64])
 
 
-def reply(server, name, delta, residual=1.0):
-    report = Report(np.asarray(residual), np.asarray(0.0), np.asarray(1), np.asarray(True))
-    return Reply(name, server.version, server.clients[name].sequence, Answer(delta, report))
+def reply(server, name, delta, gap=1.0):
+    report = Report(np.asarray(gap), np.asarray(0.0), np.asarray(1), np.asarray(True))
+    return Reply(name, server.version, server.clients[name].sequence, ClientUpdate(delta, report))
 
 
 def opened(damping, names=("a", "b")):
@@ -113,7 +113,7 @@ def test_exponent_is_a_power_of_each_delta():
     assert outcome.accepted == {"a": 0.25, "b": 0.25}
     np.testing.assert_allclose(server.posterior.precision, 1 + 0.25 * (8 + 4))
     np.testing.assert_allclose(server.posterior.precision_mean, 0.25 * (4 - 2))
-    np.testing.assert_allclose(server.rows["a"].precision, 2.0)
+    np.testing.assert_allclose(server.entries["a"].precision, 2.0)
 
 
 @pytest.mark.parametrize("damping", [Fixed(1.0), Adaptive()], ids=["fixed", "adaptive"])
@@ -143,7 +143,7 @@ def test_a_product_that_no_exponent_saves_is_refused():
     assert outcome.accepted == {"b": 1.0}
     assert outcome.refused == [("a", "its change alone makes the posterior improper")]
     np.testing.assert_array_equal(after.posterior.precision, server.posterior.precision + 1.0)
-    np.testing.assert_array_equal(after.rows["a"].precision, 0.0)
+    np.testing.assert_array_equal(after.entries["a"].precision, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cavity.algorithms.settling import MOVE, Settling
 from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.distributions.structured import MeanFieldGlobal
-from tests.algorithms.test_sfvi import exact_family, model_once, silos
+from tests.algorithms.test_sfvi import clients, exact_family, model_once
 
 BY_ITSELF = Settling(planned=4000, first_batch=10, num_batches=16, by_itself=True, decays=True)
 BY_PLAN = Settling(planned=400, first_batch=10, num_batches=16, by_itself=False, decays=True)
@@ -111,7 +111,7 @@ def by_itself():
 
 
 def test_sfvi_ends_by_itself_at_the_exact_posterior():
-    fit = cavity.run(by_itself(), silos(2))
+    fit = cavity.run(by_itself(), clients(2))
     exact = exact_family()[0].gaussian
     assert fit.converged
     assert fit.stopped == "tolerance"
@@ -121,18 +121,18 @@ def test_sfvi_ends_by_itself_at_the_exact_posterior():
 
 
 def test_after_ten_steps_it_has_not_converged_and_says_so():
-    fit = cavity.run(by_itself(), silos(2), rounds=10, rounds_per_block=10)
+    fit = cavity.run(by_itself(), clients(2), rounds=10, rounds_per_block=10)
     assert not fit.converged
     assert "not converged: 10 steps of at most 20000 are too few to tell; run more steps" in str(fit.summary())
 
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_while_its_steps_fall_is_the_one_that_was_not_interrupted(tmp_path):
-    whole = cavity.run(by_itself(), silos(2))
+    whole = cavity.run(by_itself(), clients(2))
     before = len(whole.history) - 50
-    cavity.run(by_itself(), silos(2), rounds=before, directory=tmp_path)
+    cavity.run(by_itself(), clients(2), rounds=before, directory=tmp_path)
     assert not cavity.load(tmp_path, algorithm=by_itself()).converged
-    resumed = cavity.resume(tmp_path, silos(2), algorithm=by_itself())
+    resumed = cavity.resume(tmp_path, clients(2), algorithm=by_itself())
     assert resumed.converged
     assert len(resumed.history) == len(whole.history)
     for one, other in zip(jax.tree.leaves(whole.server), jax.tree.leaves(resumed.server), strict=True):
@@ -142,12 +142,12 @@ def test_a_run_that_is_resumed_while_its_steps_fall_is_the_one_that_was_not_inte
 @pytest.mark.slow
 def test_sfvi_avg_ends_by_itself():
     algorithm = SFVIAvg(model_once(), total=14, local_steps=100, num_samples=1)
-    fit = cavity.run(algorithm, silos(2))
+    fit = cavity.run(algorithm, clients(2))
     exact = exact_family()[0].gaussian
     assert fit.converged
     assert len(fit.history) < 50
     shift = np.asarray(fit.posterior.q.mean - exact.mean) / np.sqrt(np.asarray(exact.variance))
     assert np.abs(shift).max() < 0.15
-    short = cavity.run(algorithm, silos(2), rounds=3)
+    short = cavity.run(algorithm, clients(2), rounds=3)
     assert not short.converged
     assert "not converged: 3 rounds of at most 50" in str(short.summary())

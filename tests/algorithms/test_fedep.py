@@ -60,7 +60,7 @@ def assert_same(a, b, rtol=1e-10):
 
 def assert_product(fit):
     """The invariant: prior times the factors in the ledger."""
-    assert_same(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values())))
+    assert_same(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values())))
 
 
 def test_with_exact_moments_it_is_ep():
@@ -103,13 +103,13 @@ def test_the_papers_two_optimisers():
     )
     fit = run(algorithm, clients, rounds=1, tolerance=0.0)
     assert_product(fit)
-    assert REMAINDER in fit.server.rows
+    assert REMAINDER in fit.server.entries
     alone = run(FedEP(model, solver=DESCENT, step_size=0.5), clients, rounds=1, tolerance=0.0)
-    deltas = [row.factor**2.0 for row in alone.server.rows.values()]  # the first factors, undamped
+    deltas = [row.factor**2.0 for row in alone.server.entries.values()]  # the first factors, undamped
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *deltas)
     assert_same(fit.posterior, ledger_prior(fit) * mean**0.5)
     for name in NAMES:
-        assert_same(fit.server.rows[name].factor, alone.server.rows[name].factor)
+        assert_same(fit.server.entries[name].factor, alone.server.entries[name].factor)
     assert_product(run(algorithm, clients, rounds=4, tolerance=0.0))
 
 
@@ -182,10 +182,10 @@ def test_fedpa_with_some_clients_estimates_what_all_would_ask_for():
     model, clients = linear_model(FullGaussian), linear_clients()
     algorithm = FedPA(model, solver=Conjugate(), num_rows=36)
     fit = run(algorithm, clients, schedule=SampledCount(2), rounds=1, tolerance=0.0)
-    heard = list(fit.history[0]["residuals"])
-    assert len(heard) == 2
-    own = [scenarios.linear_posterior(*clients[name], 1.0, np.inf) for name in heard]
-    power = 36 / sum(len(clients[name][1]) for name in heard)
+    on_replies = list(fit.history[0]["gaps"])
+    assert len(on_replies) == 2
+    own = [scenarios.linear_posterior(*clients[name], 1.0, np.inf) for name in on_replies]
+    power = 36 / sum(len(clients[name][1]) for name in on_replies)
     h, precision = (sum(parts) * power for parts in zip(*own, strict=True))
     assert_same(fit.posterior, model.prior * FullGaussian(jnp.asarray(h), jnp.asarray(precision)))
 
@@ -247,14 +247,14 @@ def test_burn_in_and_hand_over():
     """The product is kept and nothing counted twice: EP goes on to the posterior of the pooled rows."""
     model, clients = linear_model(FullGaussian), linear_clients()
     burnt = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=2, tolerance=0.0)
-    start = burnt.hand_over(FedEP(model, solver=Conjugate()), precision_per_row=C)
+    start = burnt.warm_start(FedEP(model, solver=Conjugate()), precision_per_row=C)
     assert_product(start)
-    np.testing.assert_allclose(start.server.rows["york"].factor.precision, 12 * C * np.eye(3), rtol=1e-12)
-    np.testing.assert_allclose(start.server.rows["york"].factor.mean, burnt.posterior.location, rtol=1e-10)
+    np.testing.assert_allclose(start.server.entries["york"].factor.precision, 12 * C * np.eye(3), rtol=1e-12)
+    np.testing.assert_allclose(start.server.entries["york"].factor.mean, burnt.posterior.location, rtol=1e-10)
     exact = run(PVI(model), clients).posterior
     assert_same(start.refine(20).posterior, exact, 1e-9)
     for method in (FedSEP(model, solver=Conjugate(), step_size=0.9), FedPA(model, solver=Conjugate())):
-        other = burnt.hand_over(method, precision_per_row=C)
+        other = burnt.warm_start(method, precision_per_row=C)
         assert_same(other.posterior, start.posterior)
         assert other.refine(3).history
 
@@ -271,8 +271,8 @@ def test_where_all_rows_are_known_no_client_is_loaded_to_count_them():
             raise AssertionError(names)
 
     streamed = replace(burnt, clients=Unloadable())
-    known = streamed.hand_over(FedSEP(linear_model(), solver=DESCENT, num_rows=36))
-    counted = burnt.hand_over(FedSEP(linear_model(), solver=DESCENT))
+    known = streamed.warm_start(FedSEP(linear_model(), solver=DESCENT, num_rows=36))
+    counted = burnt.warm_start(FedSEP(linear_model(), solver=DESCENT))
     assert_same(known.posterior, counted.posterior)
     np.testing.assert_allclose(known.posterior.precision, known.server.prior.precision + 36 * C, rtol=1e-12)
 
@@ -281,9 +281,9 @@ def test_a_hand_over_that_cannot_be():
     clients = linear_clients()
     burnt = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=1, tolerance=0.0)
     with pytest.raises(CavityError, match="give `precision_per_row`"):
-        burnt.hand_over(FedEP(linear_model(), solver=SGMCMC(SGDIterates(0.1), DiagonalFisher())))
+        burnt.warm_start(FedEP(linear_model(), solver=SGMCMC(SGDIterates(0.1), DiagonalFisher())))
     with pytest.raises(CavityError, match="from FedAvg to FedEP"):
-        run(PVI(linear_model()), clients).hand_over(FedEP(linear_model()))
+        run(PVI(linear_model()), clients).warm_start(FedEP(linear_model()))
 
 
 def test_some_clients_at_a_time():

@@ -16,7 +16,7 @@ from cavity.algorithms.cavities import OwnFactor
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.core import Problem
 from cavity.core.client_data import prepare_clients
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.distributions.natural import product
 from cavity.divergences import KL, FisherRao, Renyi, ReverseKL, WeightedKL
@@ -67,8 +67,8 @@ def test_with_likelihood_and_kl_it_is_pvi_bit_for_bit(case):
     pvi = cavity.run(cavity.PVI(model, **options), split(batch), rounds=3, tolerance=0.0)
     gvi = cavity.run(cavity.FedGVI(model, NLL, KL(), **options), split(batch), rounds=3, tolerance=0.0)
     assert equal(pvi.posterior, gvi.posterior)
-    assert equal(pvi.server.rows, gvi.server.rows)
-    assert [r["residual"] for r in pvi.history] == [r["residual"] for r in gvi.history]
+    assert equal(pvi.server.entries, gvi.server.entries)
+    assert [r["gap"] for r in pvi.history] == [r["gap"] for r in gvi.history]
     np.testing.assert_array_equal([r["free_energy"] for r in pvi.history], [r["free_energy"] for r in gvi.history])
 
 
@@ -92,7 +92,7 @@ def test_lemma_4_6_undamped(power, how):
     for num_rounds in (1, 3):
         fit = cavity.run(method, split(batch), rounds=num_rounds, tolerance=0.0)
         assert cavity.kl(fit.posterior, expected) < 1e-18
-    assert fit.history[-1]["residual"] < 1e-18
+    assert fit.history[-1]["gap"] < 1e-18
 
 
 def test_lemma_4_6_damped():
@@ -103,7 +103,7 @@ def test_lemma_4_6_damped():
     errors = []
 
     def measure(record, server):
-        errors.append(max(np.abs((server.rows[n] / targets[n]).precision).max() for n in clients))
+        errors.append(max(np.abs((server.entries[n] / targets[n]).precision).max() for n in clients))
 
     method = cavity.FedGVI(model, NLL, WeightedKL(0.7), damping=one_over(num_clients))
     cavity.run(method, clients, rounds=12, tolerance=0.0, observers=[measure])
@@ -118,7 +118,7 @@ class WithoutCavity(FactorAlgorithm):
     damping: Any
     loss: Any
     divergence: Any
-    taken_out: Any
+    removed: Any
     instead: str
 
     @property
@@ -128,9 +128,11 @@ class WithoutCavity(FactorAlgorithm):
     def rebuild(self, prior, rows):
         return prior * product(rows)
 
-    def problem(self, brief, local, data):
-        place = {"posterior": brief.posterior, "prior": self.prior, "cavity": brief.posterior / brief.row}[self.instead]
-        return Problem(self.model, self.loss, self.divergence, place, brief.posterior, data)
+    def problem(self, inputs, local, data):
+        place = {"posterior": inputs.posterior, "prior": self.prior, "cavity": inputs.posterior / inputs.entry}[
+            self.instead
+        ]
+        return Problem(self.model, self.loss, self.divergence, place, inputs.posterior, data)
 
 
 @pytest.mark.parametrize(("instead", "num_clients", "is_fixed"), [
@@ -156,7 +158,7 @@ def test_proposition_4_3_the_opinion_pool():
     fit = cavity.run(method, clients, rounds=2, tolerance=0.0)
     tilted = []
     for name, data in fit.clients.items():
-        posterior, row = jax.tree.map(jnp.asarray, (fit.posterior, fit.server.rows[name]))
+        posterior, row = jax.tree.map(jnp.asarray, (fit.posterior, fit.server.entries[name]))
         problem = Problem(model, loss, KL(), posterior / row, posterior, jax.tree.map(jnp.asarray, data))
         tilted.append(solved(method.solver, problem).tilted ** (1 / len(clients)))
     after = fit.refine(1, tolerance=0.0)
@@ -280,9 +282,9 @@ def test_another_divergence_at_the_server():
     model, clients = normal_location(prior_scale=2.0), {"a": np.arange(3.0), "b": np.array([1.0, 4.0])}
     method = cavity.FedGVI(model, NLL, server_divergence=Renyi(0.5), damping=Fixed(0.5))
     fit = cavity.run(method, clients, rounds=3, tolerance=0.0)
-    rebuilt = method.rebuild(fit.server.prior, list(fit.server.rows.values()))
+    rebuilt = method.rebuild(fit.server.prior, list(fit.server.entries.values()))
     assert cavity.kl(fit.posterior, rebuilt) < 1e-14
-    assert cavity.kl(fit.posterior, fit.server.prior * product(list(fit.server.rows.values()))) > 1e-6
+    assert cavity.kl(fit.posterior, fit.server.prior * product(list(fit.server.entries.values()))) > 1e-6
     in_blocks = cavity.run(method, clients, rounds=3, tolerance=0.0, rounds_per_block=3)
     assert cavity.kl(in_blocks.posterior, fit.posterior) < 1e-10
 
@@ -336,13 +338,13 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     posterior = DiagonalGaussian(jnp.array([1.0, 2.0]), jnp.array([4.0, 4.0]))
     row = DiagonalGaussian(jnp.array([0.5, 1.0]), jnp.array([5.0, 1.0]))  # the first coordinate's cavity is improper
     data = jax.tree.map(jnp.asarray, prepare_clients(model, {"a": rows(num_rows=10, columns=1)})["a"])
-    brief = Brief(posterior, row)
-    problem = method.problem(brief, None, data)
+    inputs = ClientInput(posterior, row)
+    problem = method.problem(inputs, None, data)
     least = 0.5 / 9  # half of the prior's precision
     np.testing.assert_allclose(problem.cavity.precision, [least, 3.0])
     np.testing.assert_allclose(problem.cavity.precision_mean, [1.0 - 0.5 * (4.0 - least) / 5.0, 1.0])
-    answer, _ = client_half(method, jax.random.key(0), brief, None, data)
-    refit = row * answer.delta  # the new factor is tilted / cavity, with the cavity that was used
+    update, _ = client_half(method, jax.random.key(0), inputs, None, data)
+    refit = row * update.delta  # the new factor is tilted / cavity, with the cavity that was used
     tilted = problem.cavity * refit
     assert bool(tilted.is_proper)
     assert np.all(np.abs(tilted.mean) < 15)  # score matching stays at the mean of the cavity, which is 11

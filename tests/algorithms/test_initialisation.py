@@ -20,23 +20,23 @@ from cavity.errors import CavityError
 from cavity.fit import execution
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from cavity.models.topics import prodlda
-from tests.algorithms.test_sfvi import exact_family, model_of, model_once, rows, silos
+from tests.algorithms.test_sfvi import clients, exact_family, model_of, model_once, rows
 from tests.marks import thorough
 
 
-def started(algorithm, num_silos=2):
-    return execution.scouted(algorithm, prepare_clients(algorithm.model, silos(num_silos)), 0)
+def started(algorithm, num_clients=2):
+    return execution.scouted(algorithm, prepare_clients(algorithm.model, clients(num_clients)), 0)
 
 
 @thorough
 @pytest.mark.parametrize("num_silos", [1, 3])
-def test_a_gaussian_model_starts_at_its_posterior(num_silos):
-    algorithm, rounds = started(SFVI(model_once()), num_silos)
+def test_a_gaussian_model_starts_at_its_posterior(num_clients):
+    algorithm, rounds = started(SFVI(model_once()), num_clients)
     q, local = exact_family()
     assert cavity.kl(algorithm.prior.q.gaussian, q.gaussian) < 1e-9
     assert 1 <= rounds <= 5
-    if num_silos == 1:
-        own = algorithm.initial_local(prepare_clients(algorithm.model, silos(1))["silo0"]).q
+    if num_clients == 1:
+        own = algorithm.initial_local(prepare_clients(algorithm.model, clients(1))["silo0"]).q
         np.testing.assert_allclose(own.mean, local.mean, atol=1e-6)
         np.testing.assert_allclose(own.log_scale, local.log_scale, atol=1e-6)
         np.testing.assert_allclose(own.coupling, local.coupling, atol=1e-6)
@@ -80,7 +80,7 @@ def test_units_do_not_matter(method):
             algorithm = SFVI(in_units(*units), num_steps=200, num_samples=1)
         else:
             algorithm = SFVIAvg(in_units(*units), total=14, num_rounds=2, local_steps=100, num_samples=1)
-        fit = cavity.run(algorithm, silos(2, counts()), tolerance=0.0)
+        fit = cavity.run(algorithm, clients(2, counts()), tolerance=0.0)
         root = np.asarray(fit.posterior.q.root) / np.asarray(units[:2])[:, None]
         posteriors.append((np.asarray(fit.posterior.q.mean) / units[:2], root))
     np.testing.assert_allclose(posteriors[1][0], posteriors[0][0], atol=1e-10)
@@ -90,7 +90,7 @@ def test_units_do_not_matter(method):
 @pytest.mark.slow
 def test_how_units_are_shared_out_does_not_matter():
     algorithm = SFVI(in_units(1.0, 1.0, 1.0), num_steps=50, num_samples=2)
-    fits = [cavity.run(algorithm, silos(count, counts()), tolerance=0.0) for count in (1, 3)]
+    fits = [cavity.run(algorithm, clients(count, counts()), tolerance=0.0) for count in (1, 3)]
     for one, other in zip(*(jax.tree.leaves(fit.posterior) for fit in fits), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-8)
     assert all(fit.scouting >= 1 for fit in fits)
@@ -101,9 +101,9 @@ def test_how_units_are_shared_out_does_not_matter():
 def test_a_run_that_is_resumed_goes_on_in_the_same_units(tmp_path):
     """The one that resumes has not scouted: all that matters is in the checkpoint."""
     method = SFVI(model_once(), num_steps=40, num_samples=1)
-    whole = cavity.run(method, silos(2), rounds=40, tolerance=0.0, rounds_per_block=20)
-    cavity.run(method, silos(2), rounds=20, tolerance=0.0, rounds_per_block=20, directory=tmp_path)
-    resumed = cavity.resume(tmp_path, silos(2), algorithm=method, rounds=40, tolerance=0.0, rounds_per_block=20)
+    whole = cavity.run(method, clients(2), rounds=40, tolerance=0.0, rounds_per_block=20)
+    cavity.run(method, clients(2), rounds=20, tolerance=0.0, rounds_per_block=20, directory=tmp_path)
+    resumed = cavity.resume(tmp_path, clients(2), algorithm=method, rounds=40, tolerance=0.0, rounds_per_block=20)
     for one, other in zip(*(jax.tree.leaves(fit.posterior) for fit in (whole, resumed)), strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -20,15 +20,15 @@ from cavity.core import (
     Damping,
     Data,
     Divergence,
+    EntryAlgorithm,
     Likelihood,
     Model,
     Plan,
     Problem,
-    RowAlgorithm,
     Schedule,
     Solver,
 )
-from cavity.core.messages import Answer, Report
+from cavity.core.messages import ClientUpdate, Report
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.distributions.natural import product
 from cavity.divergences import KL
@@ -147,7 +147,7 @@ class HalfAtRandom(Schedule):
     def init(self, names):
         return 0
 
-    def next(self, rng, state, residuals, idle):
+    def next(self, rng, state, gaps, idle):
         size = (len(idle) + 1) // 2
         chosen = rng.choice(len(idle), size, replace=False) if idle else []
         return Plan(tuple(idle[i] for i in chosen), size), state + 1
@@ -181,7 +181,7 @@ class Offset(eqx.Module):
     moves: Any
 
 
-class PrivateOffset(RowAlgorithm):
+class PrivateOffset(EntryAlgorithm):
     """Every client has a level b_m of its own, y = b_m + x . theta, which it fits and tells nobody."""
 
     model: Model
@@ -192,24 +192,24 @@ class PrivateOffset(RowAlgorithm):
     def prior(self):
         return self.model.prior
 
-    def empty_row(self):
+    def initial_entry(self):
         return self.prior**0.0
 
     def initial_local(self, data):
         return Offset(np.zeros(()), np.zeros((), int))
 
-    def problem(self, brief, local, data):
+    def problem(self, inputs, local, data):
         x, y = data.batch
         shifted = Data((x, y - local.level), data.weight, data.num_rows)
-        cavity = brief.posterior / brief.row
-        return Problem(self.model, NegativeLogLikelihood(), KL(), cavity, brief.posterior, shifted)
+        cavity = inputs.posterior / inputs.entry
+        return Problem(self.model, NegativeLogLikelihood(), KL(), cavity, inputs.posterior, shifted)
 
-    def answer(self, brief, local, problem, solution):
+    def update(self, inputs, local, problem, solution):
         x, left = problem.data.batch
         weight = problem.data.weight / jnp.sum(problem.data.weight)
         moved = Offset(local.level + weight @ (left - x @ solution.tilted.mean), local.moves + 1)
-        report = Report(solution.tilted.kl(brief.posterior), jnp.nan, solution.steps, solution.converged)
-        return Answer(solution.tilted / brief.posterior, report), moved
+        report = Report(solution.tilted.kl(inputs.posterior), jnp.nan, solution.steps, solution.converged)
+        return ClientUpdate(solution.tilted / inputs.posterior, report), moved
 
     def merge(self, row, delta, exponent):
         return row * delta**exponent
@@ -283,7 +283,7 @@ class Pool(Algorithm):
     def prior(self):
         return self.model.prior
 
-    def empty_row(self):
+    def initial_entry(self):
         return None
 
     def initial_method(self, num_clients):
@@ -295,12 +295,12 @@ class Pool(Algorithm):
     def shared(self, server):
         return server.prior
 
-    def problem(self, brief, local, data):
-        return Problem(self.model, NegativeLogLikelihood(), KL(), brief.shared, brief.posterior, data)
+    def problem(self, inputs, local, data):
+        return Problem(self.model, NegativeLogLikelihood(), KL(), inputs.shared, inputs.posterior, data)
 
-    def answer(self, brief, local, problem, solution):
-        report = Report(solution.tilted.kl(brief.posterior), jnp.nan, solution.steps, solution.converged)
-        return Answer(solution.tilted / brief.posterior, report), local
+    def update(self, inputs, local, problem, solution):
+        report = Report(solution.tilted.kl(inputs.posterior), jnp.nan, solution.steps, solution.converged)
+        return ClientUpdate(solution.tilted / inputs.posterior, report), local
 
     def merge(self, row, delta, exponent):
         return None
@@ -308,8 +308,8 @@ class Pool(Algorithm):
     def absorb(self, server, replies):
         posterior = server.posterior
         for reply in replies:
-            posterior = posterior * reply.answer.delta ** (1.0 / len(server.clients))
-        return ledger.Change(posterior, server.rows, None, {reply.client: 1.0 for reply in replies})
+            posterior = posterior * reply.update.delta ** (1.0 / len(server.clients))
+        return ledger.Change(posterior, server.entries, None, {reply.client: 1.0 for reply in replies})
 
 
 def pool():
@@ -367,7 +367,7 @@ class Pseudo(eqx.Module):
         return self.gaussian.is_proper
 
 
-class Union(RowAlgorithm):
+class Union(EntryAlgorithm):
     """The posterior is the union of all clients' pseudo-observations, one per distinct x that a client has."""
 
     model: Model
@@ -379,28 +379,30 @@ class Union(RowAlgorithm):
         dimension = self.model.prior.dimension
         return Pseudo(self.model.prior, jnp.zeros((0, dimension)), jnp.zeros(0), jnp.zeros(0))
 
-    def empty_row(self):
+    def initial_entry(self):
         return eqx.tree_at(lambda row: row.base, self.prior, self.model.prior**0.0)
 
     def initial_local(self, data):
         (design,), _ = self.model.designs(jax.tree.map(jnp.asarray, data.batch))
         return np.unique(np.asarray(design), axis=0)
 
-    def problem(self, brief, local, data):
-        posterior = brief.posterior.gaussian
-        return Problem(self.model, NegativeLogLikelihood(), KL(), posterior / brief.row.gaussian, posterior, data)
+    def problem(self, inputs, local, data):
+        posterior = inputs.posterior.gaussian
+        return Problem(self.model, NegativeLogLikelihood(), KL(), posterior / inputs.entry.gaussian, posterior, data)
 
-    def answer(self, brief, local, problem, solution):
+    def update(self, inputs, local, problem, solution):
         factor = solution.tilted / problem.cavity
         inverse = jnp.linalg.pinv(local)
         refit = Pseudo(
-            brief.row.base,
+            inputs.entry.base,
             local,
             inverse.T @ factor.precision_mean,
             jnp.diagonal(inverse.T @ factor.precision @ inverse),
         )
         report = Report(solution.tilted.kl(problem.start), jnp.nan, solution.steps, solution.converged)
-        return Answer(refit if brief.row.weight.size == 0 else self.merge(refit, brief.row, -1.0), report), local
+        return ClientUpdate(
+            refit if inputs.entry.weight.size == 0 else self.merge(refit, inputs.entry, -1.0), report
+        ), local
 
     def merge(self, row, delta, exponent):
         if row.weight.size == 0:
@@ -426,7 +428,7 @@ def grouped():
 def test_rows_of_different_sizes(tmp_path):
     algorithm, clients = grouped()
     fit = check_runs_and_resumes(tmp_path, algorithm, clients, rounds=12)
-    assert {name: len(row.weight) for name, row in fit.server.rows.items()} == {"leeds": 1, "york": 2, "hull": 2}
+    assert {name: len(row.weight) for name, row in fit.server.entries.items()} == {"leeds": 1, "york": 2, "hull": 2}
     assert len(fit.posterior.weight) == 5
     x, y = (np.concatenate(arrays) for arrays in zip(*clients.values(), strict=True))
     pooled = cavity.run(cavity.PVI(algorithm.model), {"all": (x, y)})

@@ -146,8 +146,8 @@ def test_rates_and_shares_are_exact_after_one_pass(case, double, rtol, owner):
     with jax.enable_x64(double):
         model = jax.tree.map(np.asarray, model)
         fit = one_pass(model, by_weight(y, owner), Synchronous() if double else Sequential())
-    for leaf, answer in zip(jax.tree.leaves(fit.posterior), expected, strict=True):
-        assert relative_error(leaf, answer) < rtol
+    for leaf, update in zip(jax.tree.leaves(fit.posterior), expected, strict=True):
+        assert relative_error(leaf, update) < rtol
 
 
 @conjugate_of
@@ -182,8 +182,8 @@ def test_residual_is_the_kl_from_the_tilted_to_the_posterior():
         h, precision = scenarios.linear_posterior(LINEAR[0][rows], LINEAR[1][rows], NOISE_SD, PRIOR_SCALE)
         tilted = np.linalg.solve(precision, h), np.linalg.inv(precision)
         expected.append(scenarios.gaussian_kl(*tilted, zeros, PRIOR_SCALE**2 * np.eye(4)))
-    np.testing.assert_allclose(list(fit.server.residuals.values()), expected, rtol=1e-10)
-    np.testing.assert_allclose(fit.history[-1]["residual"], max(expected), rtol=1e-10)
+    np.testing.assert_allclose(list(fit.server.gaps.values()), expected, rtol=1e-10)
+    np.testing.assert_allclose(fit.history[-1]["gap"], max(expected), rtol=1e-10)
 
 
 # (2) the optimum of global VI, found by SciPy
@@ -416,7 +416,7 @@ def test_withdrawing_is_never_having_been_there(four):
     without = fit.withdraw(name, **TIGHT)
     assert without.converged
     assert name not in without.server.names
-    assert name not in without.server.rows
+    assert name not in without.server.entries
     never = cavity.run(fit.algorithm, {n: d for n, d in clients.items() if n != name}, **TIGHT)
     assert cavity.kl(without.posterior, never.posterior) < 1e-5
     assert kl_to(without, reference_without(clients, name)) < 1e-5

@@ -192,7 +192,7 @@ def alpha_divergence_ep(q):
     found = []
     for name in CLIENTS:
         design, y = rows(name)
-        row = q.server.rows[name]
+        row = q.server.entries[name]
 
         def log_density(theta, design=design, y=y, row=row):
             tilt = np.sum(log_likelihood(theta @ design.T, y), axis=1) - log_factor(
@@ -268,10 +268,10 @@ LINEAR = scenarios.linear(num_rows=30)
 NOISE_SD, PRIOR_SCALE = 0.7, 3.0
 
 
-def linear_run(taken_out, rounds, schedule=None, damping=None):
+def linear_run(removed, rounds, schedule=None, damping=None):
     model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=PRIOR_SCALE)
     split = scenarios.clients(*LINEAR, np.split(np.arange(30), [4, 15]))
-    algorithm = cavity.PVI(model, taken_out=taken_out, damping=damping or Fixed(1.0))
+    algorithm = cavity.PVI(model, removed=removed, damping=damping or Fixed(1.0))
     return cavity.run(algorithm, split, rounds=rounds, schedule=schedule, tolerance=0.0)
 
 
@@ -290,20 +290,20 @@ def test_without_deletion_rows_count_once_per_pass(schedule):
 
 
 @pytest.mark.parametrize(
-    "taken_out",
+    "removed",
     [None, AllButShare(30), AverageFactor(3), WholePosterior()],
     ids=["own", "share", "average", "whole"],
 )
-def test_linear_regression_is_exact_and_stays_so(taken_out):
+def test_linear_regression_is_exact_and_stays_so(removed):
     for rounds in (1, 3):
-        assert_counts(linear_run(taken_out, rounds), 1)
+        assert_counts(linear_run(removed, rounds), 1)
 
 
 def test_clients_who_stand_for_all_rows_count_them_once():
     """With equal rows at all clients, each client's weight N / N_k makes them the pooled rows; N_k / N would not."""
     x, y = (part[:10] for part in LINEAR)
     model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=PRIOR_SCALE)
-    algorithm = cavity.PVI(model, taken_out=Everything(30), damping=Fixed(1.0))
+    algorithm = cavity.PVI(model, removed=Everything(30), damping=Fixed(1.0))
     fit = cavity.run(algorithm, dict.fromkeys(CLIENTS, (x, y)), schedule=Sequential(), rounds=1)
     h, precision = scenarios.linear_posterior(np.tile(x, (3, 1)), np.tile(y, 3), NOISE_SD, PRIOR_SCALE)
     np.testing.assert_allclose(fit.posterior.precision, precision, rtol=1e-9)
@@ -321,7 +321,7 @@ def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
             namespace["model"],
             solver=namespace["FixedPoint"](rho, max_steps=1),
             damping=Fixed(1.0),
-            taken_out=Everything(45),
+            removed=Everything(45),
         )
         fit = cavity.run(algorithm, clients, schedule=Sequential(), rounds=int(4 / rho), tolerance=0.0)
         errors.append(distance(fit.posterior, pooled_vi()))
@@ -330,28 +330,28 @@ def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
 
 
 def test_the_posterior_is_prior_times_rows_whatever_is_taken_out():
-    for taken_out in (Nothing(), AllButShare(30), AverageFactor(3), Everything(30), WholePosterior()):
-        fit = linear_run(taken_out, 2, damping=Fixed(0.7))
-        total = sum(row.precision for row in fit.server.rows.values()) + fit.server.prior.precision
+    for removed in (Nothing(), AllButShare(30), AverageFactor(3), Everything(30), WholePosterior()):
+        fit = linear_run(removed, 2, damping=Fixed(0.7))
+        total = sum(row.precision for row in fit.server.entries.values()) + fit.server.prior.precision
         np.testing.assert_allclose(fit.posterior.precision, total, rtol=1e-12)
 
 
 def test_a_saved_fit_goes_on_as_it_was(tmp_path):
     namespace = page()
     algorithm = cavity.PVI(
-        namespace["model"], solver=namespace["PowerEP"](0.5), damping=Fixed(1.0), taken_out=AverageFactor(3)
+        namespace["model"], solver=namespace["PowerEP"](0.5), damping=Fixed(1.0), removed=AverageFactor(3)
     )
     fit = cavity.run(algorithm, namespace["clients"], rounds=4, tolerance=0.0)
     cavity.run(algorithm, namespace["clients"], rounds=2, tolerance=0.0, directory=tmp_path)
     again = cavity.resume(tmp_path, namespace["clients"], rounds=4, tolerance=0.0)
-    assert isinstance(again.algorithm.taken_out, AverageFactor)
+    assert isinstance(again.algorithm.removed, AverageFactor)
     np.testing.assert_array_equal(again.posterior.precision, fit.posterior.precision)
 
 
 def test_bad_choices():
     model = linear_regression(1, noise_sd=1.0)
-    with pytest.raises((cavity.CavityError, TypeCheckError), match="taken_out"):
-        cavity.PVI(model, taken_out="nothing")
+    with pytest.raises((cavity.CavityError, TypeCheckError), match="removed"):
+        cavity.PVI(model, removed="nothing")
     with pytest.raises(cavity.CavityError, match="number of clients, at least 1, not 0"):
         AverageFactor(0)
     for part in (Everything, AllButShare):

@@ -14,10 +14,10 @@ import optax
 import pytest
 
 import cavity
-from cavity.algorithms.bound import Globals, server_gradient, silo_gradient
+from cavity.algorithms.bound import Globals, client_gradient, server_gradient
 from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.structured import dense_family
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.core.random import normal_of
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, LocalGaussian, LowRankGlobal, MeanFieldGlobal
@@ -60,11 +60,11 @@ def rows(num_rows=84, num_groups=14, seed=0):
     return {"group": np.array([f"g{g}" for g in group]), "x": x, "y": y}
 
 
-def silos(num_silos, data=None):
+def clients(num_clients, data=None):
     data = rows() if data is None else data
     names = list(dict.fromkeys(data["group"]))
-    home = np.array([names.index(g) % num_silos for g in data["group"]])
-    return {f"silo{j}": {name: column[home == j] for name, column in data.items()} for j in range(num_silos)}
+    home = np.array([names.index(g) % num_clients for g in data["group"]])
+    return {f"silo{j}": {name: column[home == j] for name, column in data.items()} for j in range(num_clients)}
 
 
 def model_of(function=intercepts, data=None):
@@ -126,12 +126,12 @@ def test_at_the_exact_posterior_every_gradient_vanishes_and_the_bound_is_the_evi
     noise = jax.random.normal(key, (3, 2))
     own_noise = jax.random.normal(jax.random.fold_in(key, 1), (3, num_samples, 14, 1))
     shared = Globals(q, None)
-    *silo, own = silo_gradient(model, shared, local, noise, own_noise, data, key)
-    bound, total = jax.tree.map(jnp.add, tuple(silo), server_gradient(model, shared, noise))
+    *client, own = client_gradient(model, shared, local, noise, own_noise, data, key)
+    bound, total = jax.tree.map(jnp.add, tuple(client), server_gradient(model, shared, noise))
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves((total, own))) < 1e-9
     assert float(bound) == pytest.approx(log_evidence(), abs=1e-9)
     # and each part alone does not vanish, so that the sum is a cancellation
-    assert float(jnp.abs(silo[1].q.mean).max()) > 0.1
+    assert float(jnp.abs(client[1].q.mean).max()) > 0.1
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_gradients_are_those_of_the_expected_bound(num_samples):
         one, two = jax.random.split(key)
         noise, own_noise = jax.random.normal(one, (2,)), jax.random.normal(two, (num_samples, num_units, 1))
         plain = jax.grad(bound, argnums=(0, 1))(q, local, noise, own_noise)
-        _, ours, own = silo_gradient(
+        _, ours, own = client_gradient(
             model, Globals(q, None), local, noise[None], own_noise[None], prepared, jax.random.key(0)
         )
         return jax.flatten_util.ravel_pytree((ours.q, own))[0] - jax.flatten_util.ravel_pytree(plain)[0]
@@ -178,9 +178,9 @@ def test_gradients_are_those_of_the_expected_bound(num_samples):
 
 
 @lru_cache
-def fitted(num_silos, num_steps=3000):
+def fitted(num_clients, num_steps=3000):
     algorithm = SFVI(model_of(), num_steps=num_steps, step_size=0.05, num_samples=1, scout=False)
-    return cavity.run(algorithm, silos(num_silos), rounds=num_steps, tolerance=0.0, rounds_per_block=1000)
+    return cavity.run(algorithm, clients(num_clients), rounds=num_steps, tolerance=0.0, rounds_per_block=1000)
 
 
 def test_reaches_the_exact_posterior():
@@ -189,8 +189,8 @@ def test_reaches_the_exact_posterior():
     assert cavity.kl(fit.posterior.q.gaussian, q.gaussian) < 1e-6
     assert fit.history[-1]["free_energy"] == pytest.approx(log_evidence(), abs=1e-5)
     names = list(dict.fromkeys(rows()["group"]))
-    for j, (silo, data) in enumerate(silos(3).items()):
-        own = fit.client_states[silo].local.q
+    for j, (client, data) in enumerate(clients(3).items()):
+        own = fit.client_states[client].local.q
         mine = [names.index(g) for g in dict.fromkeys(data["group"])]
         assert own.mean.shape == (len(mine), 1)  # without the padding
         np.testing.assert_allclose(own.mean, local.mean[np.array(mine)], atol=1e-3, err_msg=str(j))
@@ -204,27 +204,27 @@ def test_how_units_are_shared_out_does_not_matter():
     data = rows() | {"y": np.abs(np.round(rows()["y"])).astype(int)}
     algorithm = SFVI(model_of(mixed, data), num_steps=500, num_samples=3, num_draws=2, scout=False)
     tracks = {}
-    for num_silos in (1, 2, 7):
+    for num_clients in (1, 2, 7):
         seen = []
         cavity.run(
             algorithm,
-            silos(num_silos, data),
+            clients(num_clients, data),
             rounds=500,
             tolerance=0.0,
             rounds_per_block=50,
             metrics={"at": lambda q, seen=seen: seen.append(q) or 0.0},
         )
-        tracks[num_silos] = np.array([np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(q)]) for q in seen])
+        tracks[num_clients] = np.array([np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(q)]) for q in seen])
     assert np.ptp(tracks[1], axis=0).max() > 0.3
-    for num_silos in (2, 7):
-        np.testing.assert_allclose(tracks[num_silos], tracks[1], atol=1e-8, rtol=0)
+    for num_clients in (2, 7):
+        np.testing.assert_allclose(tracks[num_clients], tracks[1], atol=1e-8, rtol=0)
 
 
 @pytest.mark.slow
 def test_a_block_is_the_same_as_single_exchanges():
     algorithm = SFVI(model_once(), num_steps=40, num_samples=2, scout=False)
     single, block = (
-        cavity.run(algorithm, silos(3), rounds=12, tolerance=0.0, rounds_per_block=size, seed=5) for size in (1, 6)
+        cavity.run(algorithm, clients(3), rounds=12, tolerance=0.0, rounds_per_block=size, seed=5) for size in (1, 6)
     )
     for one, other in zip(jax.tree.leaves(single.posterior), jax.tree.leaves(block.posterior), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
@@ -245,9 +245,9 @@ def test_a_block_is_the_same_as_single_exchanges():
 @pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     algorithm = SFVI(model_once(), num_steps=40, num_samples=2, scout=False)
-    whole = cavity.run(algorithm, silos(2), rounds=20, tolerance=0.0)
-    cavity.run(algorithm, silos(2), rounds=9, tolerance=0.0, directory=tmp_path)
-    resumed = cavity.resume(tmp_path, silos(2), algorithm=algorithm, rounds=20, tolerance=0.0)
+    whole = cavity.run(algorithm, clients(2), rounds=20, tolerance=0.0)
+    cavity.run(algorithm, clients(2), rounds=9, tolerance=0.0, directory=tmp_path)
+    resumed = cavity.resume(tmp_path, clients(2), algorithm=algorithm, rounds=20, tolerance=0.0)
     for one, other in zip(jax.tree.leaves(whole.posterior), jax.tree.leaves(resumed.posterior), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -256,7 +256,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
 def test_some_silos_at_a_time_are_scaled_for():
     """Over all halves of the silos, the sum divided by the share is on average that of all of them."""
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, optimiser=optax.sgd, decay=False, scout=False)
-    replies = [_reply(algorithm, data) for data in silos(4).values()]
+    replies = [_reply(algorithm, data) for data in clients(4).values()]
     method = algorithm.initial_method(4)
     exchange = algorithm.exchange(np.uint32(0), np.uint32(0), method)
 
@@ -274,20 +274,20 @@ def test_some_silos_at_a_time_are_scaled_for():
 
 def test_a_schedule_that_samples_silos_runs():
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, scout=False)
-    fit = cavity.run(algorithm, silos(4), rounds=3, tolerance=0.0, schedule=SampledCount(2))
+    fit = cavity.run(algorithm, clients(4), rounds=3, tolerance=0.0, schedule=SampledCount(2))
     assert [record["communications"] for record in fit.history] == [2, 4, 6]
 
 
 def _brief(algorithm):
     method = algorithm.initial_method(1)
-    return Brief(algorithm.prior, None, algorithm.exchange(np.uint32(0), np.uint32(0), method))
+    return ClientInput(algorithm.prior, None, algorithm.exchange(np.uint32(0), np.uint32(0), method))
 
 
 def _reply(algorithm, data):
     prepared = algorithm.model.prepare(data)
     local = algorithm.initial_local(prepared)
-    answer, _ = jax.jit(client_half)(algorithm, jax.random.key(0), _brief(algorithm), local, prepared)
-    return jax.tree.map(np.asarray, answer)
+    update, _ = jax.jit(client_half)(algorithm, jax.random.key(0), _brief(algorithm), local, prepared)
+    return jax.tree.map(np.asarray, update)
 
 
 def test_what_a_silo_sends():
@@ -359,7 +359,7 @@ def test_the_local_family_is_what_it_says(widens):
 
 
 def test_what_cannot_be_run_is_refused():
-    everybody = silos(2)
+    everybody = clients(2)
     algorithm = SFVI(model_of(), num_steps=10)
     run = partial(cavity.run, algorithm, rounds=1)
     with pytest.raises(DataError, match="'silo1'.*no rows"):
@@ -379,7 +379,7 @@ def test_what_cannot_be_run_is_refused():
 
 @pytest.mark.slow
 def test_one_program_for_a_sweep_over_step_sizes():
-    data = silos(2)
+    data = clients(2)
     for step_size in (0.01, 0.02, 0.03):
         algorithm = SFVI(model_once(), num_steps=20, step_size=step_size, optimiser=optax.adam, scout=False)
         cavity.run(algorithm, data, rounds=10, tolerance=0.0, rounds_per_block=10)

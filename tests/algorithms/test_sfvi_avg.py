@@ -10,14 +10,14 @@ import pytest
 import cavity
 from cavity.aggregation.barycentre import full_barycentre
 from cavity.algorithms.bound import Globals
-from cavity.algorithms.sfvi_avg import Kept, SFVIAvg, barycentre
-from cavity.core.messages import Brief
+from cavity.algorithms.sfvi_avg import LocalFitState, SFVIAvg, barycentre
+from cavity.core.messages import ClientInput
 from cavity.distributions.structured import DenseGlobal, LocalGaussian, LowRankGlobal, MeanFieldGlobal
 from cavity.errors import CavityError
-from tests.algorithms.test_sfvi import exact_family, model_once, rows, silos
+from tests.algorithms.test_sfvi import clients, exact_family, model_once, rows
 
 
-def averaged(num_silos, rounds=4, **options):
+def averaged(num_clients, rounds=4, **options):
     algorithm = SFVIAvg(
         model_once(),
         total=14,
@@ -28,7 +28,7 @@ def averaged(num_silos, rounds=4, **options):
         scout=False,
         **options,
     )
-    return cavity.run(algorithm, silos(num_silos), rounds=rounds, tolerance=0.0)
+    return cavity.run(algorithm, clients(num_clients), rounds=rounds, tolerance=0.0)
 
 
 @pytest.mark.slow
@@ -62,11 +62,11 @@ def test_a_new_centre_leaves_the_density_where_it_was():
     data = algorithm.model.prepare(rows())
     rng = np.random.default_rng(0)
     make = lambda *shape: jnp.asarray(rng.normal(size=shape))  # noqa: E731
-    kept = Kept(LocalGaussian(make(14, 1), make(14, 1), make(14, 1, 2)), make(2))
+    kept = LocalFitState(LocalGaussian(make(14, 1), make(14, 1), make(14, 1, 2)), make(2))
     start = algorithm.prior.q
     moved = Globals(DenseGlobal(make(2), start.log_scale, start.below), None)
     told = algorithm.exchange(np.uint32(0), np.uint32(3), algorithm.initial_method(1))
-    problem = algorithm.problem(Brief(moved, None, told), kept, data)
+    problem = algorithm.problem(ClientInput(moved, None, told), kept, data)
     z_global, z_local = make(2), make(14, 1)
     before = kept.q.log_prob(z_local, z_global - kept.centre)
     after = problem.start.own.q.log_prob(z_local, z_global - moved.q.mean)

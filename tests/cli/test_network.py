@@ -11,7 +11,7 @@ import jax
 import pytest
 import typer
 
-from cavity.cli.logs import life_signs
+from cavity.cli.logs import logging_to
 from cavity.cli.main import app
 from cavity.network.client import site_of
 from cavity.network.guard import Guard
@@ -135,7 +135,7 @@ def test_sfvi_names_the_method_for_networks(command, tmp_path):
 def test_requests_and_status(command, tmp_path):
     run = tmp_path / "runs" / "trial-1"
     with only_one(run, "a server"):
-        write_status(run, state="running", line="round 3", round=3, residual=2e-3, connected=["leeds"], study="trial-1")
+        write_status(run, state="running", line="round 3", round=3, gap=2e-3, connected=["leeds"], study="trial-1")
         code, out, _ = command("status", "study.toml")
         assert code == 0
         assert out.startswith("trial-1: running\n")
@@ -183,7 +183,7 @@ def test_words_of_others_cannot_steer_the_terminal_or_the_log(tmp_path, capsys):
     logger = logging.getLogger("cavity")
     before = (logger.handlers[:], logger.level, logger.propagate)
     try:
-        say = life_signs(tmp_path / "server.log")
+        say = logging_to(tmp_path / "server.log")
         say("york says \x1b[2J[red]no\n12:00:00 leeds is connected" + "x" * 10_000)
         try:
             raise ValueError("\x1b]0;title\x07")

@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core import Algorithm, Data, RowAlgorithm, Schedule
+from cavity.core import Algorithm, Data, EntryAlgorithm, Schedule
 from cavity.core.client_data import prepare_clients
 from cavity.core.messages import ClientState, Message, Reply, ServerState
 from cavity.io import serialization
@@ -110,27 +110,27 @@ class World:
         self.data: dict[str, Data] = prepare_clients(algorithm.model, clients)  # pyright: ignore[reportAttributeAccessIssue]
         self.names = tuple(self.data)
         self.canonical, self.rest, self.max_rounds = canonical, rest, max_rounds
-        self.empty = ledger.to_host(algorithm.empty_row())
+        self.empty = ledger.to_host(algorithm.initial_entry())
         self._numbers, self._rest = eqx.partition(algorithm, eqx.is_array)
         self._answers: dict[frozenset[str], PyTree] = {}
 
     @cached_property
     def _half(self) -> Callable[..., Any]:
         @jax.jit
-        def half(numbers: PyTree, header: tuple, brief: PyTree, local: PyTree, data: Data) -> Any:
+        def half(numbers: PyTree, header: tuple, inputs: PyTree, local: PyTree, data: Data) -> Any:
             seed, *rest = header
             key = client_keys(seed, *(number[None] for number in rest))[0]
-            return client_half(eqx.combine(numbers, self._rest), key, brief, local, data)
+            return client_half(eqx.combine(numbers, self._rest), key, inputs, local, data)
 
         return half
 
-    def answer(self, message: Message, state: ClientState) -> tuple[Any, PyTree]:
+    def update(self, message: Message, state: ClientState) -> tuple[Any, PyTree]:
         """The client's half, with the same randomness as in any engine."""
         numbers = (0, message.version, message.sequence, name_number(message.client))
         header = tuple(np.asarray(number, np.uint32) for number in numbers)
-        brief = client_ledger.brief_for(state, message)
+        inputs = client_ledger.inputs_for(state, message)
         return jax.tree.map(
-            np.asarray, self._half(self._numbers, header, brief, state.local, self.data[message.client])
+            np.asarray, self._half(self._numbers, header, inputs, state.local, self.data[message.client])
         )
 
     def undisturbed(self, members: Iterable[str]) -> PyTree:
@@ -169,7 +169,7 @@ class Simulation:
         carry: Callable[[Any], Any] = lambda item: item,
     ):
         self.world, self.algorithm = world, world.algorithm
-        self.has_rows = isinstance(world.algorithm, RowAlgorithm)
+        self.has_rows = isinstance(world.algorithm, EntryAlgorithm)
         self.random, self.crash_rate = random.Random(seed), crash_rate
         self.through_wire, self.tolerance, self.carry = through_wire, invariant_tolerance, carry
         self.seen, self.log = Counter(), []
@@ -212,7 +212,7 @@ class Simulation:
         server = self.server
         if self.world.schedule is not None:
             rng = np.random.default_rng(self.random.getrandbits(32))
-            plan, state = self.world.schedule.next(rng, server.schedule, server.residuals, server.idle)
+            plan, state = self.world.schedule.next(rng, server.schedule, server.gaps, server.idle)
             server, chosen = replace(server, schedule=state), plan.start
         else:
             # mostly to idle clients, at times over the head of an outstanding message
@@ -242,8 +242,8 @@ class Simulation:
     def _garble(self) -> None:
         """A client's arithmetic fails: its change arrives as NaN."""
         reply = self.random.choice([item for item in self.network if isinstance(item, Reply)])
-        delta = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), reply.answer.delta)
-        self.network.append(replace(reply, answer=replace(reply.answer, delta=delta)))
+        delta = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), reply.update.delta)
+        self.network.append(replace(reply, update=replace(reply.update, delta=delta)))
 
     def _abandon(self) -> None:
         waiting = [name for name in self.server.names if name not in self.server.idle]
@@ -263,19 +263,19 @@ class Simulation:
         before, name = self.server, self.random.choice(self.server.names)
         server = self._rescheduled(ledger.withdraw(self.algorithm, before, name))
         if self._write(server):
-            del self.books.rows[name]
-            kept = self.algorithm.remaining(before, {other: before.rows[other] for other in server.rows})
-            if not eqx.tree_equal(server.rows, kept):
+            del self.books.entries[name]
+            kept = self.algorithm.remaining(before, {other: before.entries[other] for other in server.entries})
+            if not eqx.tree_equal(server.entries, kept):
                 self._note("rows emptied")  # without this client the product was improper
-                self.books.rows = dict.fromkeys(self.books.rows, self.world.empty)
+                self.books.entries = dict.fromkeys(self.books.entries, self.world.empty)
             else:
-                self.books.rows = self.algorithm.remaining(before, self.books.rows)
+                self.books.entries = self.algorithm.remaining(before, self.books.entries)
             self.books.local.pop(name, None)
 
     def _join(self) -> None:
         name = self.random.choice([name for name in self.world.names if name not in self.server.names])
         if self._write(self._rescheduled(ledger.join(self.algorithm, self.server, name))):
-            self.books.rows[name] = self.world.empty
+            self.books.entries[name] = self.world.empty
             if name not in self.disks or self.random.random() < 0.5:
                 self._wipe(name)  # a new machine; otherwise it comes back with what it kept
 
@@ -292,10 +292,10 @@ class Simulation:
             fitting = [r for r in replies if (r.client, r.version, r.sequence) == outstanding]
             self._expect(bool(fitting), f"accepted a reply of {name!r} that answers no outstanding message")
             self._expect(outstanding not in self.books.accepted, f"accepted a reply of {name!r} twice")
-            answer = ledger.to_host(fitting[0].answer)
-            accepted.append(replace(fitting[0], answer=answer))
+            update = ledger.to_host(fitting[0].update)
+            accepted.append(replace(fitting[0], update=update))
             self.books.accepted.add(outstanding)
-            self.books.rows[name] = self.algorithm.merge(self.books.rows[name], answer.delta, exponent)
+            self.books.entries[name] = self.algorithm.merge(self.books.entries[name], update.delta, exponent)
             life, local = self.kept[outstanding]
             if life == self.lives[name]:
                 self.books.local[name] = local
@@ -319,8 +319,8 @@ class Simulation:
                     distance(state.local, self.books.local[name]) == 0.0,
                     f"client {name!r} works on latents that do not belong to its last accepted reply",
                 )
-            answer, local = self.world.answer(message, state)
-            state, reply = client_ledger.commit(state, message, answer, local)
+            update, local = self.world.update(message, state)
+            state, reply = client_ledger.commit(state, message, update, local)
             if self._crashes("client before its write"):
                 return
             self.disks[name] = self._read(self._written(state))
@@ -380,16 +380,21 @@ class Simulation:
 
     def check_books(self) -> None:
         """The invariant, as it stands in `cavity.ledger`; where nothing has changed since the last look, it holds."""
-        watched = [self.server.posterior, *self.server.rows.values(), *self.books.rows.values(), *self.disks.values()]
+        watched = [
+            self.server.posterior,
+            *self.server.entries.values(),
+            *self.books.entries.values(),
+            *self.disks.values(),
+        ]
         if len(watched) == len(self._watched) and all(map(operator.is_, watched, self._watched)):
             return
         self._watched = watched
         rows = self._rows()
-        self._expect(rows.keys() == self.books.rows.keys(), "the ledger has other members than the books")
+        self._expect(rows.keys() == self.books.entries.keys(), "the ledger has other members than the books")
         for name, row in rows.items():
-            gap = distance(row, self.books.rows[name])
+            gap = distance(row, self.books.entries[name])
             self._expect(gap <= self.tolerance, f"the row of {name!r} is {gap:.1e} from its accepted replies")
-        if isinstance(self.algorithm, RowAlgorithm):
+        if isinstance(self.algorithm, EntryAlgorithm):
             expected = self.algorithm.rebuild(self.server.prior, list(rows.values()))
         else:
             expected = self.books.posterior
@@ -400,14 +405,14 @@ class Simulation:
         """Each member's row: the server's, or what its client keeps with what is accepted but not yet committed."""
         if not self.world.held_by_clients:
             # a method without rows has members, and nothing of theirs in the ledger
-            return self.server.rows if self.world.empty is not None else dict.fromkeys(self.server.names)
+            return self.server.entries if self.world.empty is not None else dict.fromkeys(self.server.names)
         rows = {}
         for name, record in self.server.clients.items():
             state, settled = self.disks[name], record.settled
-            rows[name] = state.row
+            rows[name] = state.entry
             if state.pending is not None and state.pending.sequence == settled.sequence:
-                delta = ledger.to_host(state.pending.answer.delta)
-                rows[name] = self.algorithm.merge(state.row, delta, settled.exponent)
+                delta = ledger.to_host(state.pending.update.delta)
+                rows[name] = self.algorithm.merge(state.entry, delta, settled.exponent)
         return rows
 
     def _expect(self, holds: bool, otherwise: str) -> None:

@@ -89,7 +89,7 @@ def check_model(model: Model, theta, data: Data) -> None:
 
 def check_server_rows(model: Model, theta, data: Data) -> None:
     """What the server owns counts by its weight too, in the same stack as clients' rows."""
-    for row in model.server_rows().values():
+    for row in model.server_entries().values():
         num_units = 0 if data.units is None else len(data.units.weight)
         padded, thrice = pad(row, NUM_ROWS, num_units), replace(row, weight=3.0 * row.weight)
         value, again, more = (float(_call(model.log_prob, theta, rows)) for rows in (row, padded, thrice))

@@ -5,15 +5,15 @@ from collections import Counter
 import numpy as np
 
 
-def rehearse(schedule, names, residuals=None, num_rounds=3, seed=0):
+def rehearse(schedule, names, gaps=None, num_rounds=3, seed=0):
     """The rounds as lists of plans, when every client that is started replies."""
-    residuals = dict.fromkeys(names, float("inf")) if residuals is None else residuals
+    gaps = dict.fromkeys(names, float("inf")) if gaps is None else gaps
     state, rounds = schedule.init(names), []
     for round_number in range(num_rounds):
         plans, visits = [], 0
         while visits < schedule.visits_per_round(len(names)):
             rng = np.random.default_rng([seed, round_number, visits])
-            plan, state = schedule.next(rng, state, residuals, tuple(names))
+            plan, state = schedule.next(rng, state, gaps, tuple(names))
             plans.append(plan)
             visits += plan.wait
         rounds.append(plans)
@@ -31,10 +31,10 @@ def check_everybody_is_visited_in_a_round(schedule, names):
 def check_starts_idle_clients_only(schedule, names):
     """A client whose message is outstanding is not sent another, and no plan waits for more than was started."""
     state, busy = schedule.init(names), set()
-    residuals = dict.fromkeys(names, float("inf"))
+    gaps = dict.fromkeys(names, float("inf"))
     for turn in range(3 * len(names)):
         idle = tuple(name for name in names if name not in busy)
-        plan, state = schedule.next(np.random.default_rng([0, turn]), state, residuals, idle)
+        plan, state = schedule.next(np.random.default_rng([0, turn]), state, gaps, idle)
         assert set(plan.start) <= set(idle)
         assert len(set(plan.start)) == len(plan.start)
         busy |= set(plan.start)

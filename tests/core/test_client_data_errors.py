@@ -300,7 +300,7 @@ class Sick(Engine):
         for reply in self.engine.collect(num_replies):
             if reply.client == self.name and self.times > 0:
                 self.times -= 1
-                reply = replace(reply, answer=self.spoil(reply.answer))
+                reply = replace(reply, update=self.spoil(reply.update))
             replies.append(reply)
         return replies
 
@@ -309,9 +309,9 @@ class Sick(Engine):
 
 
 def spoil_delta(value, leaf="precision"):
-    def spoil(answer):
-        delta = replace(answer.delta, **{leaf: np.full_like(getattr(answer.delta, leaf), value)})
-        return replace(answer, delta=delta)
+    def spoil(update):
+        delta = replace(update.delta, **{leaf: np.full_like(getattr(update.delta, leaf), value)})
+        return replace(update, delta=delta)
 
     return spoil
 
@@ -352,8 +352,8 @@ def test_numbers_of_any_width_are_looked_at(dtype):
 def test_a_client_that_stays_sick_is_never_merged(caplog):
     server, history, reason = run_with_a_sick_client(10**6, spoil_delta(np.nan), Synchronous(), 5, tolerance=1e-6)
     assert reason == "rounds"  # a client that never replied has not converged
-    assert history[-1]["residual"] == np.inf
-    assert distance(server.rows["york"], ledger.to_host(cavity.PVI(MODELS["linear"]()).empty_row())) == 0.0
+    assert history[-1]["gap"] == np.inf
+    assert distance(server.entries["york"], ledger.to_host(cavity.PVI(MODELS["linear"]()).initial_entry())) == 0.0
     alone = cavity.run(cavity.PVI(MODELS["linear"]()), {"leeds": (X, Y)})
     assert distance(server.posterior, alone.posterior) < 1e-9
 
@@ -388,11 +388,11 @@ def test_a_client_that_is_set_aside_can_be_asked_again():
 def test_a_refused_report_is_no_sign_of_convergence():
     """A client could otherwise end a run by a residual of zero, without its data in it."""
 
-    def spoil(answer):
-        return spoil_delta(-1e6)(replace(answer, report=replace(answer.report, residual=np.asarray(0.0))))
+    def spoil(update):
+        return spoil_delta(-1e6)(replace(update, report=replace(update.report, gap=np.asarray(0.0))))
 
     _, history, reason = run_with_a_sick_client(10**6, spoil, Synchronous(), 3, tolerance=1e-6)
-    assert (reason, history[-1]["residual"]) == ("rounds", np.inf)
+    assert (reason, history[-1]["gap"]) == ("rounds", np.inf)
 
 
 def test_when_nobody_can_be_used_the_run_ends():
@@ -408,8 +408,8 @@ def test_when_nobody_can_be_used_the_run_ends():
 def test_a_residual_that_is_no_number_is_no_convergence(name):
     """Whichever place the client has: Python's max() would overlook a NaN that is not the first."""
 
-    def spoil(answer):
-        return replace(answer, report=replace(answer.report, residual=np.asarray(np.nan)))
+    def spoil(update):
+        return replace(update, report=replace(update.report, gap=np.asarray(np.nan)))
 
     algorithm = cavity.PVI(MODELS["linear"]())
     data = prepare_clients(algorithm.model, {"leeds": (X, Y), "york": (X[:5], Y[:5])})
@@ -417,4 +417,4 @@ def test_a_residual_that_is_no_number_is_no_convergence(name):
     server = training.open_federation(algorithm, Synchronous(), list(data), 0)
     _, history, reason = training.run(algorithm, sick, Synchronous(), server, [], training.Stopping(4, 1e-6))
     assert reason == "rounds"
-    assert np.isnan(history[-1]["residual"])
+    assert np.isnan(history[-1]["gap"])

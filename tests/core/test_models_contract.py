@@ -64,7 +64,7 @@ MODELS = {
     "probit": (lambda: M.probit_regression(2, family=DiagonalGaussian), (X, YES)),
     "Poisson": (lambda: M.poisson_regression(2), (X, COUNTS)),
     "softmax": (lambda: M.softmax_regression(2, 3), (X, CLASSES)),
-    "shrunk": (lambda: M.shrunk(M.logistic_regression(2), M.Horseshoe(0.5)), (X, YES)),
+    "with_shrinkage_prior": (lambda: M.with_shrinkage_prior(M.logistic_regression(2), M.Horseshoe(0.5)), (X, YES)),
     "location": (lambda: M.normal_location(2, covariance=[[1.0, 0.6], [0.6, 2.0]]), X),
     "share": (lambda: M.BernoulliShare(Beta(jnp.array(2.0), jnp.array(1.0))), YES),
     "rate": (lambda: M.PoissonRate(Gamma(jnp.array(2.0), jnp.array(1.0))), COUNTS),
@@ -109,7 +109,7 @@ def test_so_does_one_that_is_no_sum_over_rows():
     data, z = model.of(as_data(grouped_model(), {"group": GROUPS, "y": COUNTS})), jnp.array([0.3, -0.4])
     check_model(model, z, data)
     check_server_rows(model, z, data)
-    assert set(model.server_rows()) == {SERVER}
+    assert set(model.server_entries()) == {SERVER}
 
 
 LATENT = {

@@ -19,18 +19,16 @@ class Terminal(io.StringIO):
 
 def moment(**changes):
     plain = {"round": 2, "rounds": 5, "visits": 300, "visits_in_round": 1000}
-    plain |= {"residual": 0.01, "clients_per_second": 1234.5, "seconds_left": 3725.0}
+    plain |= {"gap": 0.01, "clients_per_second": 1234.5, "seconds_left": 3725.0}
     return Progress(**(plain | changes))
 
 
 def test_a_line_says_how_far_how_fast_and_how_long():
     text = "round 2 of at most 5, 300 of 1,000 clients, residual 1.0e-02, 1,234 clients/s, at most 1:02:05 left"
     assert str(moment()) == text
-    sampled = str(
-        moment(residual=float("inf"), visits_in_round=10, visits=4, clients_per_second=2.345, seconds_left=5.0)
-    )
+    sampled = str(moment(gap=float("inf"), visits_in_round=10, visits=4, clients_per_second=2.345, seconds_left=5.0))
     assert sampled == "round 2 of at most 5, 4 of 10 clients, 2.35 clients/s, at most 0:05 left"
-    first = str(moment(residual=float("nan"), visits_in_round=1, seconds_left=5.0))
+    first = str(moment(gap=float("nan"), visits_in_round=1, seconds_left=5.0))
     assert first == "round 2 of at most 5, 1,234 clients/s, at most 0:05 left"
 
 
@@ -40,7 +38,7 @@ def test_a_terminal_gets_one_line_and_a_file_the_end(monkeypatch):
     for stream in (terminal, file):
         line = ProgressLine(stream)
         line(moment())
-        line(moment(visits=600, residual=float("nan")))
+        line(moment(visits=600, gap=float("nan")))
         line(moment(visits=1000, seconds_left=0.0))
     assert terminal.getvalue().count("\r") == 3
     assert terminal.getvalue().endswith("\n")
@@ -65,8 +63,8 @@ def test_a_run_in_memory_tells_of_every_round(block):
     fit = cavity.run(algorithm(), clients(), rounds=4, tolerance=0.0, progress=seen.append, rounds_per_block=block)
     assert [p.round for p in seen] == [1, 2, 3, 4][block - 1 :: block]
     assert {(p.visits, p.visits_in_round, p.rounds) for p in seen} == {(6, 6, 4)}
-    assert np.isnan(seen[0].residual)
-    assert seen[-1].residual == fit.history[4 - block - 1]["residual"]
+    assert np.isnan(seen[0].gap)
+    assert seen[-1].gap == fit.history[4 - block - 1]["gap"]
     assert seen[-1].seconds_left == 0
     assert all(p.clients_per_second > 0 for p in seen)
 

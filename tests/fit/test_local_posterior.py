@@ -17,7 +17,7 @@ from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.errors import CavityError, DataError
 from cavity.models.numpyro.from_numpyro import numpyro_model
-from tests.algorithms.test_sfvi import NOISE, SPREAD, WIDE, exact_posterior, model_of, rows, silos
+from tests.algorithms.test_sfvi import NOISE, SPREAD, WIDE, clients, exact_posterior, model_of, rows
 from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -32,7 +32,7 @@ def fitted(num_samples=None):
 
     One step, since Adam makes steps of any gradient, and the second would be of rounding.
     """
-    return cavity.run(SFVI(model_of(), num_steps=1, num_samples=num_samples), silos(3))
+    return cavity.run(SFVI(model_of(), num_steps=1, num_samples=num_samples), clients(3))
 
 
 @lru_cache
@@ -40,7 +40,7 @@ def exact():
     """Mean and covariance of (level, slope, own_1, ...), and where the units of a silo are in it."""
     mean, precision = exact_posterior()
     names = list(dict.fromkeys(rows()["group"]))
-    units = list(dict.fromkeys(silos(3)[SILO]["group"]))
+    units = list(dict.fromkeys(clients(3)[SILO]["group"]))
     return mean, np.linalg.inv(precision), units, np.array([2 + names.index(unit) for unit in units])
 
 
@@ -62,9 +62,9 @@ def test_the_start_is_the_posterior():
     assert any("started at the mode" in remark for remark in fitted().summary().remarks)
 
 
-def check_latents(silo, num_draws):
+def check_latents(client, num_draws):
     mean, covariance, units, places = exact()
-    z_global, z_local = silo.latents(num_draws)
+    z_global, z_local = client.latents(num_draws)
     assert z_local.shape == (num_draws, len(units), 1)
     both = np.concatenate([np.asarray(z_global), np.asarray(z_local)[..., 0]], axis=1)
     chosen = np.concatenate([[0, 1], places])
@@ -75,7 +75,7 @@ def check_latents(silo, num_draws):
 def test_latents_of_a_silo_have_the_joint_moments(num_samples):
     """Cov(Z_G, Z_u) too: a draw of the units goes with its draw of what is shared."""
     _, covariance, _, places = exact()
-    check_latents(fitted(num_samples).silo(SILO), NUM_DRAWS)
+    check_latents(fitted(num_samples).local(SILO), NUM_DRAWS)
     correlation = covariance[0, places] / np.sqrt(covariance[0, 0] * np.diag(covariance)[places])
     assert correlation.min() > 2 * 5 * np.sqrt(2 / NUM_DRAWS)  # so that its absence would be seen
 
@@ -83,22 +83,24 @@ def test_latents_of_a_silo_have_the_joint_moments(num_samples):
 @pytest.mark.slow
 def test_importance_samples_make_up_for_a_wrong_q():
     """With means and scales that are off and no look at Z_G, draws by their weights are still the posterior's."""
-    silo = fitted().silo(SILO)
-    scale = jnp.exp(silo.q.log_scale)
-    q = replace(silo.q, mean=silo.q.mean + 0.7 * scale, log_scale=silo.q.log_scale + 0.3, coupling=0 * silo.q.coupling)
-    check_latents(replace(silo, q=q, num_samples=200), 4000)
+    client = fitted().local(SILO)
+    scale = jnp.exp(client.q.log_scale)
+    q = replace(
+        client.q, mean=client.q.mean + 0.7 * scale, log_scale=client.q.log_scale + 0.3, coupling=0 * client.q.coupling
+    )
+    check_latents(replace(client, q=q, num_samples=200), 4000)
     with pytest.raises(AssertionError):
-        check_latents(replace(silo, q=q, num_samples=1), 4000)
+        check_latents(replace(client, q=q, num_samples=1), 4000)
 
 
 def test_draws_and_summary_of_a_silo():
     mean, covariance, units, places = exact()
-    silo = fitted().silo(SILO)
-    draws = silo.draws(NUM_DRAWS)
+    client = fitted().local(SILO)
+    draws = client.draws(NUM_DRAWS)
     assert list(draws) == ["own"]
     assert draws["own"].shape == (NUM_DRAWS, len(units))
     check_moments(draws["own"], mean[places], covariance[np.ix_(places, places)])
-    summary = silo.summary(level=0.9, num_draws=NUM_DRAWS)
+    summary = client.summary(level=0.9, num_draws=NUM_DRAWS)
     assert [estimate.name for estimate in summary] == [f"own[{unit}]" for unit in units]
     assert summary.remarks == ("silo 'silo1'",)
     for unit, place in zip(units, places, strict=True):
@@ -127,7 +129,7 @@ def test_arviz_of_both():
     assert server["level"].shape == (1, NUM_DRAWS)
     both = np.stack([server["level"].values[0], server["slope"].values[0]], axis=1)
     check_moments(both, mean[:2], covariance[:2, :2])
-    own = fitted().silo(SILO).to_arviz(NUM_DRAWS).posterior
+    own = fitted().local(SILO).to_arviz(NUM_DRAWS).posterior
     assert set(own.data_vars) == {"own"}
     assert own["own"].shape == (1, NUM_DRAWS, len(units))
     check_moments(own["own"].values[0], mean[places], covariance[np.ix_(places, places)])
@@ -157,7 +159,7 @@ def test_predictions_at_a_silo():
     """Of its own units, in any order, beside units that nobody has."""
     _, _, units, places = exact()
     x = {"group": np.array([units[2], "new", units[0], units[2], "newer"]), "x": np.array([0.5, -1.0, 2.0, -3.0, 0.0])}
-    predicted = fitted().silo(SILO).predict(x, num_draws=NUM_DRAWS)
+    predicted = fitted().local(SILO).predict(x, num_draws=NUM_DRAWS)
     expected = [
         of_unit(places[2], 0.5),
         of_new_unit(-1.0),
@@ -169,8 +171,8 @@ def test_predictions_at_a_silo():
 
 
 def test_units_of_other_silos_are_new_to_this_one():
-    stranger = next(iter(dict.fromkeys(silos(3)["silo0"]["group"])))
-    predicted = fitted().silo(SILO).predict({"group": [stranger], "x": np.array([1.5])}, num_draws=NUM_DRAWS)
+    stranger = next(iter(dict.fromkeys(clients(3)["silo0"]["group"])))
+    predicted = fitted().local(SILO).predict({"group": [stranger], "x": np.array([1.5])}, num_draws=NUM_DRAWS)
     check_prediction(predicted, *np.array([of_new_unit(1.5)]).T)
 
 
@@ -186,7 +188,7 @@ def test_predictions_at_a_new_silo():
 def test_what_is_not_there_is_said(tmp_path):
     fit = fitted()
     with pytest.raises(CavityError, match="no silo 'york'; there are silo0, silo1, silo2"):
-        fit.silo("york")
+        fit.local("york")
     for change in (lambda: fit.withdraw(SILO), fit.influence):
         with pytest.raises(CavityError, match="SFVI keeps no factor per silo"):
             change()
@@ -194,29 +196,29 @@ def test_what_is_not_there_is_said(tmp_path):
     alone = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm)
     np.testing.assert_array_equal(alone.posterior.q.mean, fit.posterior.q.mean)
     with pytest.raises(CavityError, match="clients' data: cavity.load"):
-        alone.silo(SILO)
-    back = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm, clients=silos(3))
-    for one, other in zip(back.silo(SILO).latents(50), fit.silo(SILO).latents(50), strict=True):
+        alone.local(SILO)
+    back = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm, clients=clients(3))
+    for one, other in zip(back.local(SILO).latents(50), fit.local(SILO).latents(50), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert back.silo(SILO).labels == fit.silo(SILO).labels
+    assert back.local(SILO).labels == fit.local(SILO).labels
     regression = cavity.run(
         cavity.PVI(cavity.models.linear_regression(["x"], noise_sd=1.0)), {"a": (np.eye(2)[:, :1], [0.0, 1.0])}
     )
     with pytest.raises(CavityError, match="no local latents"):
-        regression.silo("a")
+        regression.local("a")
 
 
 @pytest.mark.slow
 def test_a_silo_that_joins_brings_its_units():
     """Their names are known to it, and to nobody else; those of others may not come twice."""
-    everybody = silos(3)
+    everybody = clients(3)
     late = everybody.pop("silo2")
     fit = cavity.run(SFVI(model_of(), num_steps=1), everybody)
     joined = fit.join("silo2", late, rounds=1)
     units = tuple(dict.fromkeys(late["group"]))
-    assert joined.silo("silo2").labels == units
-    assert joined.silo("silo0").labels == fit.silo("silo0").labels
-    assert [estimate.name for estimate in joined.silo("silo2").summary()] == [f"own[{unit}]" for unit in units]
+    assert joined.local("silo2").labels == units
+    assert joined.local("silo0").labels == fit.local("silo0").labels
+    assert [estimate.name for estimate in joined.local("silo2").summary()] == [f"own[{unit}]" for unit in units]
     taken = late | {"group": np.where(late["group"] == units[0], everybody["silo0"]["group"][0], late["group"])}
     with pytest.raises(DataError, match="'g0' has rows at 'silo0' and at 'silo2'"):
         fit.join("silo2", taken, rounds=1)
@@ -236,14 +238,14 @@ def test_a_fit_is_handed_over_whole():
     """From SFVI-Avg, whose silos are centred at means of their own, to SFVI: every density stays, to the last digit."""
     model = numpyro_model(learning, rows(), unit="group", num_units="num_groups")
     options = {"scout": False, "num_samples": 2}
-    averaged = cavity.run(SFVIAvg(model, total=14, num_rounds=2, local_steps=20, step_size=0.1, **options), silos(3))
+    averaged = cavity.run(SFVIAvg(model, total=14, num_rounds=2, local_steps=20, step_size=0.1, **options), clients(3))
     algorithm = SFVI(model, num_steps=5, **options)
-    handed = averaged.hand_over(algorithm)
+    handed = averaged.warm_start(algorithm)
     assert handed.algorithm is algorithm
     for one, other in zip(jax.tree.leaves(averaged.posterior), jax.tree.leaves(handed.posterior), strict=True):
         np.testing.assert_array_equal(one, other)
     assert float(jnp.abs(handed.posterior.theta["slope"])) > 0.1
-    for name in silos(3):
+    for name in clients(3):
         state = averaged.client_states[name]
         kept = state.pending.local if state.pending is not None else state.local
         z_global = np.array([0.7])
@@ -252,11 +254,11 @@ def test_a_fit_is_handed_over_whole():
         after = own.log_prob(jnp.full_like(own.mean, 0.3), jnp.asarray(z_global - averaged.posterior.q.mean))
         np.testing.assert_allclose(after, before, rtol=1e-10)
         assert np.abs(kept.centre - averaged.posterior.q.mean).max() > 1e-3  # it was another mean
-        for one, other in zip(averaged.silo(name).latents(20), handed.silo(name).latents(20), strict=True):
+        for one, other in zip(averaged.local(name).latents(20), handed.local(name).latents(20), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10)
     further = handed.refine(1)
     # one step of Adam is 0.02 at most, from where the other method had come to
     moved = np.abs(np.asarray(further.posterior.q.mean) - np.asarray(handed.posterior.q.mean))
     assert 0.0 < moved.max() < 0.0201
     with pytest.raises(CavityError, match="between SFVI and SFVI-Avg"):
-        averaged.hand_over(cavity.PVI(cavity.models.linear_regression(["x"], noise_sd=1.0)))
+        averaged.warm_start(cavity.PVI(cavity.models.linear_regression(["x"], noise_sd=1.0)))

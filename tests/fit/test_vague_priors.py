@@ -66,8 +66,8 @@ def normal(y):
 OUTCOMES = np.random.default_rng(0).normal(3.0, 2.0, 120)
 
 
-def shared_out(columns, num_silos):
-    return {f"silo {j}": {name: column[j::num_silos] for name, column in columns.items()} for j in range(num_silos)}
+def shared_out(columns, num_clients):
+    return {f"silo {j}": {name: column[j::num_clients] for name, column in columns.items()} for j in range(num_clients)}
 
 
 @pytest.mark.parametrize("prior", [dist.Gamma(VAGUE, VAGUE), dist.InverseGamma(VAGUE, VAGUE), dist.Gamma(0.1, 0.1)])
@@ -153,9 +153,9 @@ def compared(fit, reference, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_silos", [4, 12])
-def test_surgical(num_silos):
+def test_surgical(num_clients):
     reference, r_hat, _ = by_nuts(surgical, SURGICAL, num_draws=4000, seed=0, free_of=("level",))
-    fit = cavity.run(cavity.SFVI(numpyro_model(surgical, SURGICAL)), shared_out(SURGICAL, num_silos))
+    fit = cavity.run(cavity.SFVI(numpyro_model(surgical, SURGICAL)), shared_out(SURGICAL, num_clients))
     assert r_hat < 1.01
     assert fit.converged
     assert len(fit.history) < 3000

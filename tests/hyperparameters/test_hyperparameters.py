@@ -205,10 +205,10 @@ def test_a_coefficient_that_is_not_needed_goes():
 
 def test_the_ledger_keeps_its_invariant():
     fit = logistic_fit(4).learn(PriorScale(), steps=1, rounds=1)
-    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))
+    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))
     np.testing.assert_allclose(rebuilt.precision, fit.posterior.precision, rtol=1e-12)
     np.testing.assert_allclose(fit.server.prior.precision, fit.algorithm.model.prior.precision, rtol=1e-12)
-    assert fit.server.rows.keys() == logistic_fit(4).server.rows.keys()
+    assert fit.server.entries.keys() == logistic_fit(4).server.entries.keys()
 
 
 def test_steps_that_do_not_suffice_are_told(caplog):
@@ -292,7 +292,7 @@ def test_a_distribution_over_a_scale_is_pooled_vi_of_scale_and_coefficient():
     numpyro = pytest.importorskip("numpyro")
     dist = numpyro.distributions
 
-    def shrunk(x, y):
+    def with_shrinkage_prior(x, y):
         log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
         beta = numpyro.sample("beta", dist.Normal(0.0, jnp.exp(log_scale)))
         numpyro.sample("y", dist.Normal(beta * x, 1.0), obs=y)
@@ -302,7 +302,7 @@ def test_a_distribution_over_a_scale_is_pooled_vi_of_scale_and_coefficient():
     y = 0.4 * x + rng.normal(size=20)
     parts = [np.arange(3), np.arange(3, 9), np.arange(9, 20)]
     clients = {f"c{i}": {"x": x[rows], "y": y[rows]} for i, rows in enumerate(parts)}
-    model = cavity.models.numpyro_model(shrunk, clients["c0"])
+    model = cavity.models.numpyro_model(with_shrinkage_prior, clients["c0"])
     fit = cavity.run(cavity.PVI(model), clients, tolerance=1e-12)
     options = {"gtol": 1e-9, "maxiter": 2000}
     found = minimize(lambda p: -expected_bound(p, x, y), [0.0, 0.0, -1.0, 0.0, 0.0], method="BFGS", options=options)

@@ -15,8 +15,8 @@ from cavity.errors import CheckpointError, ProtocolError
 from cavity.io import serialization
 from cavity.io.checkpoints import CHECKPOINT
 from cavity.network import protocol
-from cavity.network.protocol import Identity, Kind, Letter, decode, encode
-from cavity.network.session import Clientele, Terms
+from cavity.network.protocol import Envelope, Identity, Kind, decode, encode
+from cavity.network.session import Session, SessionConfig
 from cavity.network.transport import Delivery
 from tests import fuzzing
 from tests.fuzzing import archive, npy
@@ -28,7 +28,7 @@ TWO = struct.pack("<2d", 1.0, 2.0)
 LETTER = {"kind": "here", "study": "hash", "run": "run", "client": "leeds"}
 
 
-def letter(body):
+def envelope(body):
     """The manifest's tree of a letter with this body."""
     fields = {**LETTER, "body": {"dict": [["settings", "{}"], ["x", body]]}}
     return {"module": "cavity.network.protocol:Letter", "fields": fields}
@@ -41,18 +41,18 @@ def manifest(tree):
 
 
 def body(node):
-    return archive([manifest(letter(node))])
+    return archive([manifest(envelope(node))])
 
 
 def text(node):
     """A body in JSON that `json.dumps` would not write."""
     return archive(
-        [manifest(json.dumps({"format": serialization.FORMAT, "tree": letter("HERE")}).replace('"HERE"', node))]
+        [manifest(json.dumps({"format": serialization.FORMAT, "tree": envelope("HERE")}).replace('"HERE"', node))]
     )
 
 
 def with_array(header, elements=TWO):
-    return archive([("/x.npy", npy(header, elements)), manifest(letter({"array": "/x"}))])
+    return archive([("/x.npy", npy(header, elements)), manifest(envelope({"array": "/x"}))])
 
 
 def header(**parts):
@@ -65,7 +65,7 @@ def zipped(method, entry=None, flags=0):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as file:
         file.writestr("x.npy", npy(NUMBERS, TWO) if entry is None else entry)
-        file.writestr(*manifest(letter({"array": "x"})))
+        file.writestr(*manifest(envelope({"array": "x"})))
     content = bytearray(buffer.getvalue())
     for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         at = content.index(signature) + place
@@ -115,14 +115,14 @@ CRAFTED = {
     "deflated nonsense": lambda: with_method(8, b"\xff" * 40),
     "bzip2 nonsense": lambda: with_method(12, b"\xff" * 40),
     "lzma nonsense": lambda: with_method(14, b"\x09\x04\x05\x00" + b"\xff" * 40),
-    "a size that is not there": lambda: archive([manifest(letter(1))]).replace(
+    "a size that is not there": lambda: archive([manifest(envelope(1))]).replace(
         b"\x01\x00\x10\x00", b"\x01\x00\x10\x01"
     ),
-    "an entry beyond the end": lambda: archive([manifest(letter(1))])[:60],
+    "an entry beyond the end": lambda: archive([manifest(envelope(1))])[:60],
     "no entries": lambda: archive([]),
-    "a name twice": lambda: archive([("x.npy", npy(NUMBERS, TWO))] * 2 + [manifest(letter({"array": "x"}))]),
+    "a name twice": lambda: archive([("x.npy", npy(NUMBERS, TWO))] * 2 + [manifest(envelope({"array": "x"}))]),
     "a name that is not text": lambda: archive([("x.npy", npy(NUMBERS, TWO))]).replace(b"x.npy", b"\xff.npy"),
-    "an entry that is not an array": lambda: archive([("x.txt", b"text"), manifest(letter(1))]),
+    "an entry that is not an array": lambda: archive([("x.txt", b"text"), manifest(envelope(1))]),
     # the header of an array
     "a shape of terabytes": lambda: with_array(header(shape="(999999999999,)")),
     "a shape beyond 64 bits": lambda: with_array(header(shape="(99999999999999999999,)")),
@@ -167,13 +167,13 @@ CRAFTED = {
     "a megabyte of empty objects": lambda: text('{"list": [' + "{}," * 330_000 + "1]}"),
     "more manifest than anybody writes": lambda: text('{"list": [' + "1," * 10**6 + "1]}"),
     "one array for all": lambda: archive(
-        [("x.npy", npy(NUMBERS, TWO)), manifest(letter({"list": [{"array": "x"}] * 9999}))]
+        [("x.npy", npy(NUMBERS, TWO)), manifest(envelope({"list": [{"array": "x"}] * 9999}))]
     ),
     "more arrays than anybody sends": lambda: archive(
         [(f"{i}.npy", npy(NUMBERS, TWO)) for i in range(12_000)]
-        + [manifest(letter({"list": [{"array": str(i)} for i in range(12_000)]}))]
+        + [manifest(envelope({"list": [{"array": str(i)} for i in range(12_000)]}))]
     ),
-    "an array that nobody asks for": lambda: archive([("x.npy", npy(NUMBERS, TWO)), manifest(letter(1))]),
+    "an array that nobody asks for": lambda: archive([("x.npy", npy(NUMBERS, TWO)), manifest(envelope(1))]),
     "the manifest as an array": lambda: body({"array": "manifest"}),
     "a manifest of floats": lambda: archive([(f"{serialization.MANIFEST}.npy", npy(NUMBERS, TWO))]),
     # classes
@@ -278,49 +278,49 @@ def test_a_file_imports_parts_only(monkeypatch):
 class TestGreetings:
     """A holder of some client's key reaches the server; what it says is read only if the key is the right one."""
 
-    def clientele(self, said):
+    def session(self, said):
         verify = {name: (lambda content, seal, name=name: seal == name.encode()) for name in ("leeds", "york")}
-        terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"), verify=verify)
-        return Clientele(PostOffice({}), terms, say=said.append)
+        terms = SessionConfig(Identity("hash", "{}"), "run", ("leeds", "york"), verify=verify)
+        return Session(PostOffice({}), terms, say=said.append)
 
     def greeting(self, client="leeds", seal=b"leeds", **parts):
-        made = Letter(Kind.HERE.value, "hash", "run", client, {"settings": "{}"} | parts)
+        made = Envelope(Kind.HERE.value, "hash", "run", client, {"settings": "{}"} | parts)
         return encode(made, lambda content: seal)
 
     def test_an_honest_one(self):
-        clientele = self.clientele([])
-        clientele._greeted("1", "leeds", Delivery("1", self.greeting()))
-        assert clientele.homes == {"leeds": "1"}
+        session = self.session([])
+        session._greeted("1", "leeds", Delivery("1", self.greeting()))
+        assert session.homes == {"leeds": "1"}
 
     @pytest.mark.parametrize("known", ["york", None])
     def test_nothing_is_read_without_the_right_signature(self, monkeypatch, caplog, known):
         """Half a thousand bytes, not signed, from a holder of another client's key."""
         monkeypatch.setattr(serialization, "from_bytes", lambda *args, **options: pytest.fail("it was read"))
-        clientele = self.clientele([])
+        session = self.session([])
         for data in (self.greeting(seal=b""), self.greeting(seal=b"other"), b"\0" * 533, b"", protocol.MAGIC):
-            clientele._greeted("1", known, Delivery("1", data))
-        assert clientele.homes == {}
+            session._greeted("1", known, Delivery("1", data))
+        assert session.homes == {}
         assert caplog.text.count("did not say who it is") == 5
-        assert clientele._notices["1"]  # the next greeting says why
+        assert session._notices["1"]  # the next greeting says why
 
     def test_a_crafted_one_does_not_end_the_server(self, caplog):
-        clientele = self.clientele([])
+        session = self.session([])
         for content in (bomb(), zipped(zipfile.ZIP_STORED, flags=1), text(nested(330))):
             whole = b"\x05leeds" + serialization.seal(content)
             data = protocol.MAGIC + len(b"leeds").to_bytes(2, "big") + b"leeds" + whole
-            clientele._greeted("1", "leeds", Delivery("1", data))
-        assert clientele.homes == {}
+            session._greeted("1", "leeds", Delivery("1", data))
+        assert session.homes == {}
         assert caplog.text.count("cannot be read") == 3
 
     def test_another_clients_name(self):
         said = []
-        clientele = self.clientele(said)
-        clientele._greeted("1", "york", Delivery("1", self.greeting("leeds", b"york")))
-        assert clientele.homes == {}
+        session = self.session(said)
+        session._greeted("1", "york", Delivery("1", self.greeting("leeds", b"york")))
+        assert session.homes == {}
         assert said == ["a client is refused: the key of 'york' was used by 'leeds'"]
 
     def test_the_name_in_plain_text_is_the_name_inside(self):
-        content = serialization.to_bytes(Letter(Kind.HERE.value, "hash", "run", "york", {}))
+        content = serialization.to_bytes(Envelope(Kind.HERE.value, "hash", "run", "york", {}))
         with pytest.raises(ProtocolError, match="two clients"):
             decode(fuzzing.signed("leeds", content), fuzzing.verify)
 
@@ -332,20 +332,20 @@ class TestGreetings:
 
     @pytest.mark.parametrize("place", range(8, 16))
     def test_a_name_that_is_changed(self, place):
-        data = bytearray(fuzzing.signed("leeds", serialization.to_bytes(Letter("here", "hash", "run", "leeds", {}))))
+        data = bytearray(fuzzing.signed("leeds", serialization.to_bytes(Envelope("here", "hash", "run", "leeds", {}))))
         data[8 + 2 + 48 + place - 8] ^= 1
         with pytest.raises(ProtocolError, match="signature|not text"):
             decode(bytes(data), fuzzing.verify)
 
     def test_what_a_peer_writes_is_shown_without_its_control_characters(self, caplog):
         said = []
-        clientele = self.clientele(said)
-        clientele._greeted("1", "leeds", Delivery("1", self.greeting("\x1b[2Jyork\n" + "x" * 240)))
+        session = self.session(said)
+        session._greeted("1", "leeds", Delivery("1", self.greeting("\x1b[2Jyork\n" + "x" * 240)))
         assert "\\x1b[2Jyork\\n" in said[0]
         settings = json.dumps({"\x1b[31m[red]\r" * 50: 1})
-        made = Letter(Kind.HERE.value, "other", "run", "leeds", {"settings": settings})
-        clientele._greeted("1", "leeds", Delivery("1", encode(made, lambda content: b"leeds")))
-        clientele._greeted("1", "leeds", Delivery("1", None, "\x1b[2J" + "y" * 10_000))
+        made = Envelope(Kind.HERE.value, "other", "run", "leeds", {"settings": settings})
+        session._greeted("1", "leeds", Delivery("1", encode(made, lambda content: b"leeds")))
+        session._greeted("1", "leeds", Delivery("1", None, "\x1b[2J" + "y" * 10_000))
         for line in [*said, *(record.getMessage() for record in caplog.records)]:
             assert line.isprintable()
             assert len(line) < 400

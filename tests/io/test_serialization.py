@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 import cavity
 from cavity import ledger
 from cavity.aggregation.damping import AdaptiveState
-from cavity.core.messages import Record, Settlement
+from cavity.core.messages import Acknowledgement, Record
 from cavity.distributions import BlockProduct, DiagonalGaussian, Gamma
 from cavity.errors import CheckpointError
 from cavity.io import components, serialization
@@ -51,7 +51,7 @@ def containers(children):
         | children.map(Foreign)
         | st.builds(Optimiser, children, children)
         | st.dictionaries(st.text(), children, max_size=2).map(BlockProduct)
-        | st.builds(Settlement, st.integers(-(2**63), 2**64 - 1), st.floats())
+        | st.builds(Acknowledgement, st.integers(-(2**63), 2**64 - 1), st.floats())
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import cavity
 from cavity import ledger
 from cavity.aggregation import Fixed
-from cavity.core.messages import Answer, ClientState, Reply, Report, Settlement
+from cavity.core.messages import Acknowledgement, ClientState, ClientUpdate, Reply, Report
 from cavity.distributions import FullGaussian
 from cavity.divergences import WeightedKL
 from cavity.errors import ProtocolError
@@ -97,31 +97,31 @@ def accept_repeats(server, reply):
     return None if reply.client in server.clients else "not a member"
 
 
-def merge_twice(algorithm, server, replies, absorb=ledger.absorb_into_rows):
-    doubled = [replace(r, answer=replace(r.answer, delta=r.answer.delta**2.0)) for r in replies]
+def merge_twice(algorithm, server, replies, absorb=ledger.absorb_into_entries):
+    doubled = [replace(r, update=replace(r.update, delta=r.update.delta**2.0)) for r in replies]
     return absorb(algorithm, server, doubled)
 
 
-def add_to_a_total(algorithm, server, replies, absorb=ledger.absorb_into_rows):
+def add_to_a_total(algorithm, server, replies, absorb=ledger.absorb_into_entries):
     """The posterior is added to; the rows are forgotten at times, as by a server without a ledger."""
     change = absorb(algorithm, server, replies)
-    return replace(change, rows=server.rows) if server.version % 3 == 0 else change
+    return replace(change, rows=server.entries) if server.version % 3 == 0 else change
 
 
-def forget_one_row(algorithm, server, replies, absorb=ledger.absorb_into_rows):
+def forget_one_row(algorithm, server, replies, absorb=ledger.absorb_into_entries):
     change = absorb(algorithm, server, replies)
-    return replace(change, posterior=algorithm.rebuild(server.prior, list(change.rows.values())[1:]))
+    return replace(change, posterior=algorithm.rebuild(server.prior, list(change.entries.values())[1:]))
 
 
 def commit_without_settlement(algorithm, state, message):
     if state.pending is None:
         return state
-    row = algorithm.merge(state.row, ledger.to_host(state.pending.answer.delta), 1.0)
+    row = algorithm.merge(state.entry, ledger.to_host(state.pending.update.delta), 1.0)
     return ClientState(local=state.pending.local, row=row, settled=state.pending.sequence)
 
 
 def commit_with_exponent_one(algorithm, state, message, settle=client_ledger.settle):
-    full = Settlement(message.settled.sequence, 1.0)
+    full = Acknowledgement(message.settled.sequence, 1.0)
     return settle(algorithm, state, replace(message, settled=full))
 
 
@@ -162,7 +162,7 @@ def test_what_is_broken_is_caught(monkeypatch, function, broken, held_by_clients
 def reply_to(message, precision=0.0, shift=0.0):
     """A reply that asks for a factor exp(shift theta - precision theta^2 / 2) in both coefficients."""
     delta = FullGaussian(np.full(2, shift), precision * np.eye(2))
-    return Reply(message.client, message.version, message.sequence, Answer(delta, Report(1.0, 0.0, 1, True)))
+    return Reply(message.client, message.version, message.sequence, ClientUpdate(delta, Report(1.0, 0.0, 1, True)))
 
 
 def open_pair(**options):
@@ -186,7 +186,7 @@ def test_a_reply_from_before_a_withdrawal_is_refused_after_it():
 def test_a_client_that_comes_back_answers_anew():
     algorithm, server = open_pair()
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
-    state, _ = client_ledger.commit(ClientState(local=np.zeros(1)), message, reply_to(message, 3.0).answer, np.ones(1))
+    state, _ = client_ledger.commit(ClientState(local=np.zeros(1)), message, reply_to(message, 3.0).update, np.ones(1))
     server = ledger.join(algorithm, ledger.withdraw(algorithm, server, "york"), "york")
     server, (again,) = ledger.dispatch(algorithm, server, ["york"])
     assert client_ledger.stored_reply(state, message) is not None
@@ -197,11 +197,11 @@ def test_a_client_that_comes_back_answers_anew():
 @VARIANTS
 def test_a_message_that_was_overtaken_is_stale(held_by_clients):
     algorithm, server = open_pair(held_by_clients=held_by_clients)
-    state = ClientState(row=ledger.to_host(algorithm.empty_row()) if held_by_clients else None)
+    state = ClientState(row=ledger.to_host(algorithm.initial_entry()) if held_by_clients else None)
     server, (first,) = ledger.dispatch(algorithm, server, ["york"])
     server, (second,) = ledger.dispatch(algorithm, server, ["york"])  # `first` is abandoned by it
     state, reply = client_ledger.commit(
-        client_ledger.settle(algorithm, state, second), second, reply_to(second, 3.0).answer, None
+        client_ledger.settle(algorithm, state, second), second, reply_to(second, 3.0).update, None
     )
     # a client that keeps nothing may answer: the server refuses
     assert client_ledger.is_stale(state, first) == held_by_clients
@@ -215,7 +215,7 @@ def test_a_client_that_lost_its_factor_says_so():
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     server, _ = ledger.receive(algorithm, server, [reply_to(message, 3.0)])
     _, (message,) = ledger.dispatch(algorithm, server, ["york"])
-    wiped = ClientState(row=ledger.to_host(algorithm.empty_row()))
+    wiped = ClientState(row=ledger.to_host(algorithm.initial_entry()))
     with pytest.raises(ProtocolError, match=r"client 'york'.*accepted its reply 1.*of reply 0.*backup"):
         client_ledger.settle(algorithm, wiped, message)
 
@@ -233,7 +233,7 @@ def test_strangers_and_twins_are_refused():
     server, outcome = ledger.receive(algorithm, server, [replace(reply, client="hull"), reply, reply])
     assert set(outcome.accepted) == {"york"}
     assert [name for name, _ in outcome.refused] == ["hull", "york"]
-    assert server.rows["york"].precision[0, 0] == 3.0
+    assert server.entries["york"].precision[0, 0] == 3.0
 
 
 def test_after_an_improper_withdrawal_everybody_starts_anew():
@@ -244,7 +244,7 @@ def test_after_an_improper_withdrawal_everybody_starts_anew():
     assert outcome.accepted == {"leeds": 1.0, "york": 1.0}
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     server = ledger.withdraw(algorithm, server, "leeds")
-    assert distance(server.rows["york"], ledger.to_host(algorithm.empty_row())) == 0.0
+    assert distance(server.entries["york"], ledger.to_host(algorithm.initial_entry())) == 0.0
     assert distance(server.posterior, server.prior) == 0.0
     # this change was to a row that is no more
     server, outcome = ledger.receive(algorithm, server, [reply_to(message, 7.0)])
@@ -257,7 +257,7 @@ def test_exponents_are_halved_until_the_product_is_proper():
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     server, outcome = ledger.receive(algorithm, server, [reply_to(message, -0.03)])  # the prior has precision 0.01
     assert outcome.accepted == {"york": 0.25}
-    assert server.rows["york"].precision[0, 0] == -0.03 * 0.25
+    assert server.entries["york"].precision[0, 0] == -0.03 * 0.25
     assert server.method.exponent == 0.25
 
 
@@ -268,7 +268,7 @@ def test_a_hopeless_reply_changes_nothing():
     assert not outcome.accepted
     assert "york" in dict(outcome.refused)
     assert after.posterior is server.posterior
-    assert after.rows is server.rows
+    assert after.entries is server.entries
     assert after.method == server.method  # or the next honest reply would get an exponent of 2^-40
     assert after.clients["york"].settled == server.clients["york"].settled
     assert "york" in after.idle

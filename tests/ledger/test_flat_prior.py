@@ -41,8 +41,8 @@ def test_a_flat_prior_ends_at_the_likelihood(schedule, damping):
     assert_least_squares(fit)
     assert fit.converged
     assert all(record["refused"] == 0 and record["exponent"] == 1.0 for record in fit.history)
-    assert fit.history[0]["residual"] == np.inf
-    assert fit.history[-1]["residual"] < 1e-20
+    assert fit.history[0]["gap"] == np.inf
+    assert fit.history[-1]["gap"] < 1e-20
     assert all(np.isnan(record["free_energy"]) for record in fit.history)
 
 
@@ -52,9 +52,9 @@ def test_blocks_do_the_same():
     np.testing.assert_allclose(block.posterior.precision, one.posterior.precision, rtol=1e-12)
     for left, right in zip(one.history, block.history, strict=True):
         assert (left["exponent"], left["refused"]) == (right["exponent"], right["refused"])
-        np.testing.assert_allclose(left["residual"], right["residual"], rtol=1e-9)
+        np.testing.assert_allclose(left["gap"], right["gap"], rtol=1e-9)
         assert np.isnan(right["free_energy"])
-    assert block.history[0]["residual"] == np.inf
+    assert block.history[0]["gap"] == np.inf
 
 
 @pytest.mark.parametrize("schedule", [None, Sequential()], ids=["synchronous", "sequential"])
@@ -73,10 +73,10 @@ def test_a_proper_posterior_never_becomes_improper():
     algorithm = cavity.PVI(model(FLAT * FullGaussian.from_moments(jnp.zeros(4), jnp.eye(4))))
     server = ledger.open_ledger(algorithm, ["leeds"])
     server, (message,) = ledger.dispatch(algorithm, server, ["leeds"])
-    report = cavity.core.messages.Report(residual=1.0, free_energy=0.0, steps=0, converged=True)
+    report = cavity.core.messages.Report(gap=1.0, free_energy=0.0, steps=0, converged=True)
     worse = FullGaussian(np.zeros(4), -4.0 * np.eye(4))
     reply = cavity.core.messages.Reply(
-        "leeds", message.version, message.sequence, cavity.core.messages.Answer(worse, report)
+        "leeds", message.version, message.sequence, cavity.core.messages.ClientUpdate(worse, report)
     )
     server, outcome = ledger.receive(algorithm, server, [reply])
     assert outcome.accepted == {"leeds": 0.125}
@@ -95,7 +95,7 @@ def test_summary_and_weights_of_draws():
         fit.importance_weights().log_evidence
     once = cavity.run(cavity.PVI(model()), PARTS, rounds=1)
     assert "not converged: the residual is not known" in str(once.summary())
-    assert "residual" not in str(Progress(2, 9, 0, 2, once.history[-1]["residual"], 1.0, 1.0))
+    assert "gap" not in str(Progress(2, 9, 0, 2, once.history[-1]["gap"], 1.0, 1.0))
 
 
 def test_weights_of_draws_say_what_the_family_lacks():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cavity import ledger, training
-from cavity.core.messages import ClientRecord, Clients, Settlement
+from cavity.core.messages import Acknowledgement, ClientRecord, Clients
 from cavity.errors import ProtocolError
 from cavity.io import serialization
 from cavity.schedules import SampledCount
@@ -29,7 +29,7 @@ def test_a_mapping_of_members_like_a_dict():
     """Whatever is done to it, it is the dict that would have been."""
     names = ["leeds", "york", "hull"]
     clients, plain = Clients.new(names), dict.fromkeys(names, ClientRecord())
-    worked = ClientRecord(sequence=3, waiting=7, settled=Settlement(2, 0.5))
+    worked = ClientRecord(sequence=3, waiting=7, settled=Acknowledgement(2, 0.5))
     for change in ({"york": worked}, {"bath": ClientRecord()}, {"york": ClientRecord(sequence=4), "hull": worked}):
         clients, plain = clients | change, plain | change
         assert list(clients.items()) == list(plain.items())
@@ -59,14 +59,14 @@ def test_a_round_goes_through_those_alone_who_worked(monkeypatch):
     monkeypatch.setattr(Clients, "__iter__", counted)
     for _ in range(20):
         server, record = training.run_round(algorithm, engine, schedule, server)
-        seen |= record["residuals"].keys()
-        assert len(record["residuals"]) == 3
-        assert record["residual"] == np.inf  # of those who have not replied nothing is known
+        seen |= record["gaps"].keys()
+        assert len(record["gaps"]) == 3
+        assert record["gap"] == np.inf  # of those who have not replied nothing is known
     engine.close()
     assert len(passed) < 1000  # checks of types look at the first
     assert server.clients.roster is roster
     assert server.clients.told.keys() == seen
-    assert server.rows == {}
+    assert server.entries == {}
     assert server.idle is server.names
     with pytest.raises(ProtocolError, match=r"'whitby' is not a member.* and 199,980 others"):
         ledger.dispatch(algorithm, server, ["whitby"])

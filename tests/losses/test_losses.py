@@ -264,7 +264,7 @@ def seen(name):
     """In a cavity, with the rows that each loss sees there; and what quadrature over all rows says."""
     model, losses = MODELS[name]
     this = problem(model, pad(rows(2), NUM_PADDED))
-    views = [loss.seen_from(model, this.cavity, this.data) for loss in losses]
+    views = [loss.in_context(model, this.cavity, this.data) for loss in losses]
     problems = [replace(this, loss=loss, data=data) for loss, data in views]
     exact = jax.jit(lambda: jnp.stack([Exact()(jax.random.key(0), each, each.start) for each in problems]))
     return problems, np.asarray(exact())

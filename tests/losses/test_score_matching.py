@@ -95,7 +95,7 @@ def test_the_definition(model, kernel, seed, width):
 def two_views(kernel, model, centre, theta, data):
     """Gradient and Hessian in theta of the loss around a centre, of the rows seen from there, and of the likelihood."""
     precision = jnp.diag(jnp.array([1.0, 2.0, 0.5]))
-    loss, seen = ScoreMatching(kernel).seen_from(model, FullGaussian(precision @ centre, precision), data)
+    loss, seen = ScoreMatching(kernel).in_context(model, FullGaussian(precision @ centre, precision), data)
 
     def both(total):
         return jax.grad(total)(theta), jax.hessian(total)(theta)
@@ -129,16 +129,16 @@ def test_what_is_seen_is_the_negative_log_likelihood():
     data, centre, _ = random_rows("location", 0)
     cavity, model = FullGaussian(centre, jnp.eye(3)), MODELS["location"]
     scores = ScoreMatching(SquaredExponential(2.0))
-    loss, seen = scores.seen_from(model, cavity, data)
+    loss, seen = scores.in_context(model, cavity, data)
     assert isinstance(loss, NegativeLogLikelihood)
-    tempered, again = Tempered(0.3, scores).seen_from(model, cavity, data)
+    tempered, again = Tempered(0.3, scores).in_context(model, cavity, data)
     assert isinstance(tempered.loss, NegativeLogLikelihood)
     assert tempered.likelihood_power == 0.3
     np.testing.assert_array_equal(again.weight, seen.weight)
     np.testing.assert_array_equal(again.batch, seen.batch)
     assert int(seen.num_rows) == int(data.num_rows)
     # other losses do not look at the cavity
-    same, untouched = Tempered(0.3).seen_from(model, cavity, data)
+    same, untouched = Tempered(0.3).in_context(model, cavity, data)
     assert isinstance(same.loss, NegativeLogLikelihood)
     assert untouched is data
 
@@ -146,7 +146,7 @@ def test_what_is_seen_is_the_negative_log_likelihood():
 def test_padding_stays_without_weight():
     data, centre, _ = random_rows("location", 1)
     padded = replace(data, weight=data.weight.at[-1].set(0.0))
-    _, seen = ScoreMatching(InverseMultiQuadric(2.0)).seen_from(
+    _, seen = ScoreMatching(InverseMultiQuadric(2.0)).in_context(
         MODELS["location"], FullGaussian(centre, jnp.eye(3)), padded
     )
     assert seen.weight[-1] == 0

@@ -15,7 +15,7 @@ from scipy import stats
 import cavity
 from cavity.algorithms import HierarchicalPVI, InducingAverage
 from cavity.core import Data
-from cavity.core.messages import Brief, Message, Settlement
+from cavity.core.messages import Acknowledgement, ClientInput, Message
 from cavity.core.shared_model import SharedModel
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
@@ -24,7 +24,7 @@ from cavity.errors import CavityError, ProtocolError
 from cavity.likelihoods import StudentT
 from cavity.models.gp import kernels
 from cavity.models.gp.factor_forms import Decoupled, OwnRows
-from cavity.models.gp.row_proximity import nearness_to_rows
+from cavity.models.gp.row_proximity import row_proximity
 from cavity.network.protocol import check_message
 from cavity.schedules import Sequential
 from cavity.solvers.annealed import annealed_adam
@@ -111,7 +111,7 @@ def test_how_near_pseudo_observations_come_to_rows():
     x, y = np.arange(5.0)[:, None], np.array([0.0, 1.0, 2.0, 3.0, 4.0])
     inputs = np.array([[[0.0], [1.5], [9.0]]])
     precision = np.array([[2.0, 1.0, 0.0]])  # the last one says nothing
-    found = nearness_to_rows(PseudoObservations(inputs, precision * [0.0, 3.0, 7.0], precision), x, y)
+    found = row_proximity(PseudoObservations(inputs, precision * [0.0, 3.0, 7.0], precision), x, y)
     np.testing.assert_allclose(found.inputs, [0.0, 0.5])
     np.testing.assert_allclose(found.outcomes, np.array([0.0, 2.0]) / y.std())
     assert found.num_near == 1
@@ -123,7 +123,7 @@ def test_a_client_is_told_before_it_sends():
     x, y = gp.rows(12)
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
     fit = cavity.run(algorithm, {"a": (x, y)}, rounds=1)
-    remark = algorithm.remark_on(fit.server.rows["a"], fit.clients["a"])
+    remark = algorithm.remark_on(fit.server.entries["a"], fit.clients["a"])
     assert "6 pseudo-observations for 12 rows, 1 of them nearer to a row" in remark  # to a third row, not of its pair
 
 
@@ -133,11 +133,11 @@ def test_a_union_goes_by_letter():
     x, y = gp.rows(24)
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
     fit = cavity.run(algorithm, {"a": (x[:12], y[:12]), "b": (x[12:], y[12:])}, rounds=1)
-    message = Message("a", 1, 1, Settlement(), Brief(fit.posterior, fit.server.rows["a"]))
+    message = Message("a", 1, 1, Acknowledgement(), ClientInput(fit.posterior, fit.server.entries["a"]))
     assert check_message(algorithm, message, "a") is message
     wide = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=1) if np.ndim(leaf) > 1 else leaf, fit.posterior)
     with pytest.raises(ProtocolError, match="the posterior has an array"):
-        check_message(algorithm, replace(message, brief=Brief(wide, fit.server.rows["a"])), "a")
+        check_message(algorithm, replace(message, inputs=ClientInput(wide, fit.server.entries["a"])), "a")
 
 
 def test_averaging_moves_by_a_clients_share_of_the_rows():
@@ -155,7 +155,7 @@ def test_averaging_moves_by_a_clients_share_of_the_rows():
     assert 0.05 < np.abs(moved).max() <= 2 / 3 * 20 * 0.01 * 1.01  # 2/3 of at most 20 steps of Adam
     with pytest.raises(ProtocolError, match="no client may be called"):
         cavity.run(algorithm, {"(average)": clients["small"]})
-    rebuilt = algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))
+    rebuilt = algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))
     np.testing.assert_allclose(rebuilt.shared.mean, fit.posterior.shared.mean, atol=1e-9)
     with pytest.raises(CavityError, match="point=True"):
         InducingAverage(model, 30, solver=SharedDescent(optax.adam))
@@ -167,8 +167,8 @@ def test_a_factor_is_fitted_before_phi_moves():
     model = cavity.models.sparse_gp(1, num_inducing=5, form=Decoupled(6), learns_hyperparameters=False, seed=1)
     algorithm = InducingAverage(model, 12)
     data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(12), jnp.asarray(12))
-    empty = algorithm.empty_row()
-    problem = algorithm.problem(Brief(algorithm.rebuild(algorithm.prior, [empty]), empty), None, data)
+    empty = algorithm.initial_entry()
+    problem = algorithm.problem(ClientInput(algorithm.rebuild(algorithm.prior, [empty]), empty), None, data)
     solver = SharedDescent(optax.adam, 0.01, num_steps=12, point=True, still_steps=10)
     start = state = solver.init(problem)
     step = eqx.filter_jit(solver.step)
@@ -248,7 +248,7 @@ def test_the_exact_posterior_of_shared_parameters_is_a_fixed_point(auxiliary, al
     nodes, weights = np.polynomial.hermite_e.hermegauss(7)
     for name, y in rows.items():
         data = Data(jnp.asarray(y), jnp.ones(len(y)), jnp.asarray(len(y)))
-        problem = algorithm.problem(Brief(posterior, exact[name], None), None, data)
+        problem = algorithm.problem(ClientInput(posterior, exact[name], None), None, data)
         np.testing.assert_allclose(
             problem.cavity.shared.precision, posterior.shared.precision - exact[name].shared.precision
         )

@@ -81,13 +81,13 @@ def test_padding_does_not_matter(make):
 @pytest.mark.parametrize("average", [False, True])
 def test_exchanges_and_predictions(make, average):
     model = make(*SIZES)
-    silos = {"a": images(12, 1), "b": images(9, 2)}
+    clients = {"a": images(12, 1), "b": images(9, 2)}
     method = (
         SFVIAvg(model, total=2, num_rounds=2, local_steps=3, **OPTIONS)
         if average
         else SFVI(model, num_steps=2, **OPTIONS)
     )
-    fit = cavity.run(method, silos, rounds=2, tolerance=0.0)
+    fit = cavity.run(method, clients, rounds=2, tolerance=0.0)
     assert np.isfinite(fit.history[-1]["free_energy"])
     assert not np.array_equal(fit.posterior.q.mean, method.prior.q.mean)
     assert len(model.parameter_names) == model.num_global

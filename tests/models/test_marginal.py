@@ -42,10 +42,10 @@ def test_gaussian_units_give_the_exact_marginal():
     place = np.asarray(data.batch["group"])
     for u in range(14):
         mine = place == u
-        residual = rows()["y"][mine] - 0.3 - 0.9 * rows()["x"][mine]
+        gap = rows()["y"][mine] - 0.3 - 0.9 * rows()["x"][mine]
         covariance = NOISE**2 * np.eye(mine.sum()) + SPREAD**2
         _, log_det = np.linalg.slogdet(2 * np.pi * covariance)
-        exact = -0.5 * residual @ np.linalg.solve(covariance, residual) - 0.5 * log_det
+        exact = -0.5 * gap @ np.linalg.solve(covariance, gap) - 0.5 * log_det
         assert found[u] == pytest.approx(exact, abs=1e-9)
 
 

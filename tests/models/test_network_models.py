@@ -84,8 +84,8 @@ def test_numbers_as_outcomes():
     model = equinox_model(eqx.nn.MLP(1, 1, 3, 1, key=jax.random.key(0)), GaussianNoise(0.5))
     batch = (np.array([[0.3], [0.1]]), np.array([1.0, -1.0]))
     mean = model.forward(model.prior.mean + 0.1, batch[0])[:, 0]
-    residual = (batch[1] - np.asarray(mean)) / 0.5
-    expected = -0.5 * residual**2 - np.log(0.5) - 0.5 * np.log(2 * np.pi)
+    gap = (batch[1] - np.asarray(mean)) / 0.5
+    expected = -0.5 * gap**2 - np.log(0.5) - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(model.row_log_prob(model.prior.mean + 0.1, batch), expected, rtol=1e-5)
 
 

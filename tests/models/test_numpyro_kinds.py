@@ -104,7 +104,7 @@ def fitted(partition=one_each, swapped=False):
 def test_pvi_finds_the_closest_gaussian_of_all_rows():
     fit, (mean, covariance) = fitted(), reference()
     assert fit.converged
-    assert set(fit.server.rows) == {"clinic", "survey", SERVER}
+    assert set(fit.server.entries) == {"clinic", "survey", SERVER}
     sd = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose((np.asarray(fit.posterior.mean) - mean) / sd, 0.0, atol=2e-3)
     np.testing.assert_allclose(
@@ -163,7 +163,7 @@ def test_sfvi_finds_it_too():
         np.asarray(found.covariance) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.05
     )
     x = np.array([2.0])  # a silo's own kind is meant, with or without its outcome
-    there, here = (fit.silo(name).predict({"x": x}, num_draws=2000).mean[0] for name in ("a", "b"))
+    there, here = (fit.local(name).predict({"x": x}, num_draws=2000).mean[0] for name in ("a", "b"))
     assert float(there) < 1.0
     assert float(here) > 1.5
 
@@ -207,12 +207,12 @@ def gaussian_model(plain_first=True):
     return numpyro_kinds(*(models if plain_first else reversed(models)))
 
 
-def gaussian_silos(num_silos=2):
+def gaussian_silos(num_clients=2):
     """The groups at so many silos, and as many without groups."""
     of_groups, plain = gaussian_data()
-    home = np.array([int(g[1]) % num_silos for g in of_groups["group"]])
-    grouped = {f"grouped{j}": some(of_groups, home == j) for j in range(num_silos)}
-    return grouped | {f"plain{j}": some(plain, np.arange(6) % num_silos == j) for j in range(num_silos)}
+    home = np.array([int(g[1]) % num_clients for g in of_groups["group"]])
+    grouped = {f"grouped{j}": some(of_groups, home == j) for j in range(num_clients)}
+    return grouped | {f"plain{j}": some(plain, np.arange(6) % num_clients == j) for j in range(num_clients)}
 
 
 def gaussian_posterior():
@@ -237,18 +237,18 @@ def test_local_latents_beside_none(plain_first):
     mean, covariance = gaussian_posterior()
     exact = FullGaussian.from_moments(jnp.asarray(mean[:2]), jnp.asarray(covariance[:2, :2]))
     assert cavity.kl(fit.posterior.q.gaussian, exact) < 1e-9
-    summary = fit.silo("grouped1").summary()
+    summary = fit.local("grouped1").summary()
     assert [estimate.name for estimate in summary] == ["own[g1]", "own[g3]"]
     for place in (3, 5):
         sd = np.sqrt(covariance[place, place])
         assert summary[f"own[g{place - 2}]"].mean == pytest.approx(mean[place], abs=5 * sd / np.sqrt(4000))
         assert summary[f"own[g{place - 2}]"].sd == pytest.approx(sd, rel=5 / np.sqrt(8000))
     with pytest.raises(CavityError, match="silo 'plain0' has no local latents"):
-        fit.silo("plain0").summary()
+        fit.local("plain0").summary()
     x, draws = np.array([1.0, -2.0]), 4000
     design = np.column_stack([np.ones(2), x])
     variance = np.einsum("ni,ij,nj->n", design, covariance[:2, :2], design)
-    for predicted in (fit.silo("plain0").predict({"x": x}, num_draws=draws), fit.predict({"x": x}, num_draws=draws)):
+    for predicted in (fit.local("plain0").predict({"x": x}, num_draws=draws), fit.predict({"x": x}, num_draws=draws)):
         np.testing.assert_array_less(np.abs(predicted.mean - design @ mean[:2]), 5 * np.sqrt(variance / draws))
         np.testing.assert_allclose(predicted.sd, np.sqrt(variance), rtol=5 / np.sqrt(2 * draws))
     new = fit.predict({"x": x, "group": ["new", "newer"]}, num_draws=draws)
@@ -272,7 +272,7 @@ def test_a_block_is_the_same_as_single_exchanges():
         np.testing.assert_allclose(one, other, atol=1e-12)
     np.testing.assert_allclose(*([record["free_energy"] for record in fit.history] for fit in (single, block)))
     for name in single.server.names:
-        for one, other in zip(single.silo(name).latents(5), block.silo(name).latents(5), strict=True):
+        for one, other in zip(single.local(name).latents(5), block.local(name).latents(5), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-10)
 
 

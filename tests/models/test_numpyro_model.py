@@ -41,7 +41,7 @@ def column(name: str) -> np.ndarray:
     made: dict[str, Callable[[], np.ndarray]] = {
         "county": lambda: county,
         "patient": lambda: np.arange(NUM_ROWS) + 100,
-        "silo": lambda: np.arange(NUM_ROWS) % 3,
+        "client": lambda: np.arange(NUM_ROWS) % 3,
         "x": lambda: rng.normal(size=NUM_ROWS),
         "pair": lambda: rng.normal(size=(NUM_ROWS, 2)),
         "y": lambda: rng.normal(size=NUM_ROWS),
@@ -215,12 +215,12 @@ def silo_own(pair, y):
     sample("y", dist.Normal(pair @ w, noise), obs=y)
 
 
-def silo_own_pooled(pair, y, silo, num_silos):
+def silo_own_pooled(pair, y, client, num_clients):
     spread = sample("spread", dist.HalfNormal(1.0))
-    with plate("silos", num_silos):
+    with plate("clients", num_clients):
         w = sample("w", dist.Normal(0.0, spread).expand([2]).to_event(1))
         noise = sample("noise", dist.LogNormal(0.0, 1.0))
-    sample("y", dist.Normal(jnp.sum(pair * w[silo], -1), noise[silo]), obs=y)
+    sample("y", dist.Normal(jnp.sum(pair * w[client], -1), noise[client]), obs=y)
 
 
 def intercepts(county, x, y, num_counties):
@@ -304,17 +304,17 @@ def take(data: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray
 class Pool:
     """A case's rows at so many silos, with random unconstrained values: as NumPyro and as Cavity has them."""
 
-    def __init__(self, name: str, num_silos: int, seed: int = 0):
+    def __init__(self, name: str, num_clients: int, seed: int = 0):
         self.case, self.model = CASES[name], model_of(name)
         data = columns(*self.case.data)
         home = np.arange(NUM_ROWS) % 3
         if "county" in data:
             home = np.array([(ord(county) - ord("a")) % 3 for county in data["county"]])
         rows = np.argsort(home, kind="stable")  # the same for one silo as for three
-        home = home[rows] if num_silos == 3 else np.zeros(NUM_ROWS, int)
+        home = home[rows] if num_clients == 3 else np.zeros(NUM_ROWS, int)
         data = self.data = take(data, rows)
-        self.silos = [self.model.prepare(take(data, home == j)) for j in range(num_silos)]
-        self.counts = [len(silo.units.weight) for silo in self.silos]
+        self.clients = [self.model.prepare(take(data, home == j)) for j in range(num_clients)]
+        self.counts = [len(client.units.weight) for client in self.clients]
         self.function = self.case.function
         self.arguments = {name: values for name, values in data.items() if name != "patient"}
         if "county" in data:
@@ -323,7 +323,7 @@ class Pool:
             self.arguments["num_counties"] = len(labels)
         if self.case.pooled is not None:
             self.function = self.case.pooled
-            self.arguments |= {"silo": home, "num_silos": num_silos}
+            self.arguments |= {"client": home, "num_silos": num_clients}
         rng = np.random.default_rng(seed)
         draw = lambda shape: 0.6 * rng.normal(size=shape)  # noqa: E731
         self.theta = jax.tree.map(lambda leaf: jnp.asarray(leaf + draw(leaf.shape)), self.model.theta)
@@ -366,9 +366,9 @@ class Pool:
         everything = np.concatenate(sites, axis=1) if sites else np.zeros((total, 0))
         return np.split(everything, np.cumsum(self.counts)[:-1])
 
-    def log_joint(self, silo: int, num_rows: int | None = None, num_units: int | None = None) -> Any:
+    def log_joint(self, client: int, num_rows: int | None = None, num_units: int | None = None) -> Any:
         """A silo's part, padded to so many rows and units."""
-        data, z = self.silos[silo], self.z_local[silo]
+        data, z = self.clients[client], self.z_local[client]
         data = pad(data, num_rows or len(data.weight), num_units or len(z))
         z = np.concatenate([z, np.full((len(data.units.weight) - len(z), z.shape[1]), 0.3)])
         return compiled(self.model, self.theta, self.z_global, z, data)
@@ -384,8 +384,8 @@ def _compiled(model, theta, z_global, z_local, data):
 
 
 @lru_cache
-def density(name: str, num_silos: int) -> float:
-    pool = Pool(name, num_silos)
+def density(name: str, num_clients: int) -> float:
+    pool = Pool(name, num_clients)
     return float(jax.jit(pool.log_density)(pool.theta, pool.values))
 
 
@@ -397,14 +397,14 @@ SOME = {"plain", "slopes", "grids", "silo's own"}  # the others take a minute to
 )
 def test_the_parts_sum_to_the_density_of_numpyro(name):
     parts = {}
-    for num_silos in (1, 3):
-        pool = Pool(name, num_silos)
+    for num_clients in (1, 3):
+        pool = Pool(name, num_clients)
         assert tuple(latent.name for latent in pool.model.latents) == pool.case.latents
         assert tuple(latent.name for latent in pool.model.locals_) == tuple(pool.case.units)
-        mine = parts[num_silos] = [pool.log_joint(j) for j in range(num_silos)]
+        mine = parts[num_clients] = [pool.log_joint(j) for j in range(num_clients)]
         assert [len(part) for part in mine] == pool.counts
         prior = eqx.filter_jit(pool.model.log_prior)(pool.theta, pool.z_global)
-        expected = density(name, num_silos if pool.case.pooled else 1)
+        expected = density(name, num_clients if pool.case.pooled else 1)
         assert float(prior) + sum(float(part.sum()) for part in mine) == pytest.approx(expected, rel=1e-10)
     for j in range(3):  # rows and units of weight 0 change nothing for the others
         padded = pool.log_joint(j, NUM_ROWS, len(parts[1][0]))
@@ -420,20 +420,22 @@ def test_units_have_their_own_parts(name):
     data, labels = pool.data, pool.model.unit_labels(pool.data)
     for u in range(pool.counts[0]):
         mine = np.arange(NUM_ROWS) == u if labels is None else data["county"] == labels[u]
-        silo = pool.model.prepare(take(data, mine))
-        alone = compiled(pool.model, None, pool.z_global, pool.z_local[0][u : u + 1], silo)
+        client = pool.model.prepare(take(data, mine))
+        alone = compiled(pool.model, None, pool.z_global, pool.z_local[0][u : u + 1], client)
         assert float(alone[0]) == pytest.approx(float(parts[u]), rel=1e-10)
 
 
 @pytest.mark.parametrize("name", ["plain", "gappy", "silo's own"])
 def test_a_weight_of_two_is_the_row_twice(name):
     pool = Pool(name, 1)
-    (silo,), (z,) = pool.silos, pool.z_local
+    (client,), (z,) = pool.clients, pool.z_local
     weight = np.ones(NUM_ROWS)
     weight[[1, 5]] = 2.0
     twice = np.append(np.arange(NUM_ROWS), [1, 5])
-    heavy = Data(silo.batch, weight, silo.num_rows, silo.units)
-    longer = Data(jax.tree.map(lambda leaf: leaf[twice], silo.batch), np.ones(NUM_ROWS + 2), silo.num_rows, silo.units)
+    heavy = Data(client.batch, weight, client.num_rows, client.units)
+    longer = Data(
+        jax.tree.map(lambda leaf: leaf[twice], client.batch), np.ones(NUM_ROWS + 2), client.num_rows, client.units
+    )
     one, other = (compiled(pool.model, pool.theta, pool.z_global, z, data) for data in (heavy, longer))
     np.testing.assert_allclose(one, other, rtol=1e-12)
     assert not np.allclose(one, pool.log_joint(0))
@@ -476,7 +478,7 @@ def test_gradients_pass_masked_observations():
     assert np.isnan(data["gaps"]).any()
 
     def total(z_global, z_local):
-        return jnp.sum(pool.model.log_joint(None, z_global, z_local, pool.silos[0], KEY))
+        return jnp.sum(pool.model.log_joint(None, z_global, z_local, pool.clients[0], KEY))
 
     for gradient in jax.jit(jax.grad(total, argnums=(0, 1)))(pool.z_global, jnp.asarray(pool.z_local[0])):
         assert np.isfinite(gradient).all()
@@ -530,12 +532,12 @@ def test_drawn_rows_are_right_on_average(name):
     }[name]
     data = columns(*names)
     model = numpyro_model(function, data, **options)
-    silo = model.prepare(data)
+    client = model.prepare(data)
     rng = np.random.default_rng(3)
-    z_global, z = rng.normal(size=1), rng.normal(size=(len(silo.units.weight), model.num_local))
-    expected = compiled(replace(model, function=whole), None, z_global, z, silo)
+    z_global, z = rng.normal(size=1), rng.normal(size=(len(client.units.weight), model.num_local))
+    expected = compiled(replace(model, function=whole), None, z_global, z, client)
     for extra in (0, 7) if name == "units" else (7,):
-        padded = pad(silo, NUM_ROWS + extra, len(z) + (extra if len(z) > 1 else 0))
+        padded = pad(client, NUM_ROWS + extra, len(z) + (extra if len(z) > 1 else 0))
         wider = jnp.asarray(np.concatenate([z, np.zeros((len(padded.units.weight) - len(z), model.num_local))]))
         estimate = jax.jit(
             jax.vmap(lambda key, z=wider, data=padded: model.log_joint(None, jnp.asarray(z_global), z, data, key))
@@ -549,8 +551,8 @@ def test_drawn_rows_are_right_on_average(name):
 def test_a_plate_as_large_as_the_example_still_draws_elsewhere():
     data = columns("county", "x", "y")
     model = numpyro_model(partial(drawn, size=NUM_ROWS // 2), take(data, np.arange(NUM_ROWS // 2)), **BY_COUNTY)
-    silo = model.prepare(data)
-    values = compiled(model, None, np.zeros(1), np.zeros((NUM_UNITS, 1)), silo)
+    client = model.prepare(data)
+    values = compiled(model, None, np.zeros(1), np.zeros((NUM_UNITS, 1)), client)
     assert values.shape == (NUM_UNITS,)
     assert np.isfinite(values).all()
 
@@ -567,9 +569,9 @@ def test_without_compilation_the_same():
 
     data = {"error": np.exp(column("x")), "y": column("y")}
     model = numpyro_model(meta, data)
-    silo, z, own = model.prepare(data), jnp.array([0.3, -0.2]), jnp.asarray(column("x"))[:, None]
-    parts = model.log_joint(None, z, own, silo, KEY)
-    np.testing.assert_allclose(parts, compiled(model, None, z, own, silo), rtol=1e-12)
+    client, z, own = model.prepare(data), jnp.array([0.3, -0.2]), jnp.asarray(column("x"))[:, None]
+    parts = model.log_joint(None, z, own, client, KEY)
+    np.testing.assert_allclose(parts, compiled(model, None, z, own, client), rtol=1e-12)
     assert float(model.constrain(None, z)["spread"]) == pytest.approx(np.exp(-0.2))
     values = {"level": z[0], "spread": z[1], "own": own[:, 0]}
     total = float(parts.sum() + model.log_prior(None, z))
@@ -867,12 +869,12 @@ def test_data_that_fit_in_another_way():
     pandas = pytest.importorskip("pandas")
     model = model_of("positive locals")
     data = columns("county", "x", "count")
-    silo = model.prepare(data)
-    assert silo.batch["count"].dtype == np.int32
+    client = model.prepare(data)
+    assert client.batch["count"].dtype == np.int32
     assert list(model.unit_labels(data)) == ["e", "b", "a", "c", "d"]
-    assert silo.batch["county"][:6].tolist() == [0, 1, 2, 3, 4, 1]
+    assert client.batch["county"][:6].tolist() == [0, 1, 2, 3, 4, 1]
     again = model.prepare(pandas.DataFrame(data | {"count": data["count"].astype(float)}))
-    for one, other in zip(jax.tree.leaves(silo), jax.tree.leaves(again), strict=True):
+    for one, other in zip(jax.tree.leaves(client), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
     gappy_data = columns("county", "gaps", "seen", "y")
@@ -882,7 +884,7 @@ def test_data_that_fit_in_another_way():
 
 def test_rows_that_are_units_cannot_be_drawn_from_outside():
     pool = Pool("labelled", 1)
-    silo = pool.silos[0]
-    few = Data(jax.tree.map(lambda leaf: leaf[:4], silo.batch), silo.weight[:4], silo.num_rows, silo.units)
+    client = pool.clients[0]
+    few = Data(jax.tree.map(lambda leaf: leaf[:4], client.batch), client.weight[:4], client.num_rows, client.units)
     with pytest.raises(CavityError, match="4 rows and 12 units"):
         compiled(pool.model, None, pool.z_global, pool.z_local[0], few)

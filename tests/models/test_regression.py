@@ -168,7 +168,7 @@ def of_the_predictor(function):
 @pytest.mark.parametrize(
     ("model", "function", "gap"),
     [
-        (logistic_regression(2), expit, 0.02),  # the probit approximation's known error
+        (logistic_regression(2), expit, 1e-9),
         (probit_regression(2), stats.norm.cdf, 1e-9),
         (poisson_regression(2), np.exp, 1e-9),
         (linear_regression(2, noise_sd=1.0), lambda f: f, 1e-9),

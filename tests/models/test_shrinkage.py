@@ -15,7 +15,7 @@ import cavity
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.errors import CavityError
 from cavity.losses import Tempered
-from cavity.models import CommonScale, Horseshoe, Laplace, linear_regression, logistic_regression, shrunk
+from cavity.models import CommonScale, Horseshoe, Laplace, linear_regression, logistic_regression, with_shrinkage_prior
 from cavity.models.numpyro.globals_only import SERVER
 from tests import scenarios
 from tests.gaussian_vi import closest_gaussian
@@ -73,7 +73,7 @@ PARTS = {"pooled": [np.arange(7)], "three": [np.array([0]), np.array([1, 2, 3]),
 
 @cache
 def one_slope(kind, scale, partition):
-    model = shrunk(linear_regression(1, noise_sd=1.0, intercept=False), kind(scale))
+    model = with_shrinkage_prior(linear_regression(1, noise_sd=1.0, intercept=False), kind(scale))
     clients = scenarios.clients(X1[:, None], Y1, PARTS[partition])
     return cavity.run(cavity.PVI(model), clients, rounds=500, tolerance=1e-13)
 
@@ -134,7 +134,7 @@ def test_a_horseshoe_is_pooled_vi(partition):
 def several(name, partition, family=FullGaussian):
     problem = scenarios.logistic(num_rows=90, num_features=3)
     parts = [np.arange(90)] if partition == "pooled" else scenarios.label_sorted(problem.y, 3)
-    model = shrunk(logistic_regression(3, family=family), PRIORS[name][0])
+    model = with_shrinkage_prior(logistic_regression(3, family=family), PRIORS[name][0])
     clients = scenarios.clients(problem.x, problem.y, parts)
     return cavity.run(cavity.PVI(model), clients, rounds=500, tolerance=1e-10), problem
 
@@ -146,7 +146,7 @@ def test_the_partition_does_not_matter(name):
     assert fit.converged
     assert cavity.kl(fit.posterior, pooled.posterior) < 1e-6
     assert fit.log_evidence == pytest.approx(pooled.log_evidence, abs=1e-5)
-    assert SERVER in fit.server.rows
+    assert SERVER in fit.server.entries
 
 
 @pytest.mark.slow
@@ -171,10 +171,10 @@ def test_mean_field_settles_too():
 
 
 def test_names_and_places():
-    model = shrunk(linear_regression(["dose"]), Horseshoe(1.0))
+    model = with_shrinkage_prior(linear_regression(["dose"]), Horseshoe(1.0))
     assert model.parameter_names == ("intercept", "dose", "log_noise_sd", "log_local[dose]", "log_tau")
     assert model.places == (1, 3, 4)
-    classes = shrunk(cavity.models.softmax_regression(["dose"], 3), Laplace(1.0))
+    classes = with_shrinkage_prior(cavity.models.softmax_regression(["dose"], 3), Laplace(1.0))
     assert [classes.parameter_names[i] for i in classes.places] == ["class 1: dose", "class 2: dose"]
 
 
@@ -183,12 +183,12 @@ def test_what_does_not_fit_is_told():
     with pytest.raises(CavityError, match="scale of a prior must be positive"):
         Laplace(-1.0)
     with pytest.raises(CavityError, match="give a regression and a prior"):
-        shrunk(Laplace(1.0), regression)
+        with_shrinkage_prior(Laplace(1.0), regression)
     with pytest.raises(CavityError, match="full or diagonal"):
-        shrunk(logistic_regression(2, family=IsotropicGaussian), Laplace(1.0))
+        with_shrinkage_prior(logistic_regression(2, family=IsotropicGaussian), Laplace(1.0))
     with pytest.raises(CavityError, match="no slopes"):
-        shrunk(logistic_regression([]), Laplace(1.0))
+        with_shrinkage_prior(logistic_regression([]), Laplace(1.0))
     with pytest.raises(CavityError, match="goes with PVI"):
-        cavity.FedGVI(shrunk(regression, Laplace(1.0)), Tempered(0.5))
+        cavity.FedGVI(with_shrinkage_prior(regression, Laplace(1.0)), Tempered(0.5))
     with pytest.raises(CavityError, match="the prior is not a client"):
         one_slope(Laplace, 0.2, "three").withdraw(SERVER)

@@ -15,7 +15,7 @@ from cavity import ledger
 from cavity.aggregation import Fixed
 from cavity.algorithms.hierarchical import HierarchicalPVI
 from cavity.core import Data
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.core.shared_model import SharedProblem
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
@@ -101,7 +101,7 @@ def test_how_far_diagonal_noise_falls_short():
     fit = in_turn(model, split(13, 27), steps=400)
     distance = gp.kl(*gp.moments_of_u(model, fit.posterior.conditional), *gp.pooled(Z, X, Y, 1e-6))
     assert 1e-8 < distance < 0.01
-    counts = [int((np.asarray(row.conditional.precision) > 0).sum()) for row in fit.server.rows.values()]
+    counts = [int((np.asarray(row.conditional.precision) > 0).sum()) for row in fit.server.entries.values()]
     assert counts == [10, 11, 10]  # 0.8 of 13, 14 and 13
 
 
@@ -179,9 +179,9 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     model = sparse_gp(1, num_inducing=10, form=Decoupled(12), seed=3)
     clients = split(13, 27)
     fit = in_turn(model, clients, steps=200, rounds=2, alpha=0.5)
-    for row in fit.server.rows.values():
+    for row in fit.server.entries.values():
         assert (np.asarray(row.shared.precision) >= 0).all()
-    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))
+    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))
     for mine, theirs in zip(jax.tree.leaves(rebuilt), jax.tree.leaves(fit.posterior), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
     posterior, _ = central_gp(model, X, Y, num_steps=100)
@@ -198,12 +198,12 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     # whoever stays goes on from where phi was; the prior is not moved along with the rows
     was, now = (np.asarray(server.posterior.shared.mean) for server in (fit.server, without))
     rest, prior = np.asarray(without.posterior.shared.precision), fit.server.prior
-    others = [row for name, row in fit.server.rows.items() if name != "client 1"]
+    others = [row for name, row in fit.server.entries.items() if name != "client 1"]
     back = was - np.asarray(fit.algorithm.rebuild(prior, others).shared.mean)
     np.testing.assert_allclose(now, was - back * np.asarray(prior.shared.precision) / rest, rtol=1e-9, atol=1e-9)
     assert np.abs(back).max() > 2 * np.abs(now - was).max()
     assert (rest < np.asarray(fit.posterior.shared.precision)).all()
-    _close(without.posterior.pull, fit.posterior.pull / fit.server.rows["client 1"].pull, 1e-9)
+    _close(without.posterior.pull, fit.posterior.pull / fit.server.entries["client 1"].pull, 1e-9)
 
 
 @pytest.mark.parametrize("form", [Coupled(), OwnRows(27), Decoupled(20, share=0.9, full=True)], ids=lambda f: str(f))
@@ -347,9 +347,9 @@ def test_cost_and_memory_grow_linearly_with_pseudo_observations():
         algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam))
         x, y = np.zeros((300, 2)), np.zeros(300)
         data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(300), jnp.asarray(300))
-        empty = algorithm.empty_row()
+        empty = algorithm.initial_entry()
         posterior = algorithm.rebuild(algorithm.prior, [empty] * num_clients)
-        problem = algorithm.problem(Brief(posterior, empty), None, data)
+        problem = algorithm.problem(ClientInput(posterior, empty), None, data)
         numbers, rest = eqx.partition((problem, algorithm.solver.init(problem)), eqx.is_array)
         step = lambda key, numbers: algorithm.solver.step(key, *eqx.combine(numbers, rest)).value  # noqa: E731
         compiled = jax.jit(step).lower(jax.random.key(0), numbers).compile()
@@ -417,11 +417,11 @@ def test_with_what_the_others_left_unsaid_a_client_climbs_the_bound_of_all(form,
     model, phi, rows, factors = _three_clients(form, likelihood)
     clients = list(zip(_cavities(factors), factors, rows, strict=True))
     expected = _with_slope(_bound_of_all(model, rows, factors))(phi)
-    left, whole, bound = map(_with_slope, (model.unsaid, model.whole, model.bound))
-    unsaid = [left(phi, *client) for client in clients]
+    left, whole, bound = map(_with_slope, (model.surrogate_residual, model.whole, model.bound))
+    surrogate_residual = [left(phi, *client) for client in clients]
     for k, client in enumerate(clients):
         found = whole(phi, *client)
-        found = jax.tree.map(lambda *terms: sum(terms), found, *(unsaid[j] for j in range(3) if j != k))
+        found = jax.tree.map(lambda *terms: sum(terms), found, *(surrogate_residual[j] for j in range(3) if j != k))
         _close(found, expected, 1e-7)
     printed = sum(bound(phi, *client)[1] for client in clients)
     assert float(jnp.max(jnp.abs(printed - expected[1]))) > 0.5  # nats: the paper's slip
@@ -432,13 +432,13 @@ def test_rows_as_factors_leave_nothing_unsaid():
     model, phi, rows, factors = _three_clients("exact")
     x, y = (jnp.concatenate([data.batch[i] for data in rows]) for i in range(2))
     titsias = _with_slope(lambda phi: collapsed_bound(model, phi, x, y))
-    whole, unsaid = map(_with_slope, (model.whole, model.unsaid))
+    whole, surrogate_residual = map(_with_slope, (model.whole, model.surrogate_residual))
     for move in (0.0, 0.2):
         at, cavities = phi + move, _cavities(factors)
         for client in zip(cavities, factors, rows, strict=True):
             _close(whole(at, *client), titsias(at), 1e-7)
-            _close(unsaid(at, *client), (jnp.zeros(()), jnp.zeros_like(phi)), 1e-7)
-        _, sharper = unsaid(at, cavities[0], factors[0] ** 1.1, rows[0])
+            _close(surrogate_residual(at, *client), (jnp.zeros(()), jnp.zeros_like(phi)), 1e-7)
+        _, sharper = surrogate_residual(at, cavities[0], factors[0] ** 1.1, rows[0])
         assert float(jnp.max(jnp.abs(sharper))) > 0.1
 
 
@@ -531,13 +531,13 @@ def test_a_pull_is_the_gradient_of_what_is_unsaid():
     model, client = problem.model, (problem.cavity.conditional, at.own, problem.data)
     (found,) = _pulls(SharedDescent(optax.adam), problem, at, 1)
     slope = _slope(found, at, model)
-    _close(slope, jax.grad(model.unsaid)(at.mean, *client), 1e-3)
+    _close(slope, jax.grad(model.surrogate_residual)(at.mean, *client), 1e-3)
     assert float(jnp.linalg.norm(slope)) > 1.0
     assert _pulls(SharedDescent(optax.adam, point=True), problem, at, 1) == [None]
     problem, at = _at_a_visit(precision=400.0)
     sd = jnp.sqrt(at.shared(problem.cavity.shared).variance)
     draws = at.mean + sd * jax.random.normal(jax.random.key(9), (1_000, len(at.mean)))
-    slopes = jax.jit(jax.vmap(lambda phi: jax.grad(model.unsaid)(phi, *client)))(draws)
+    slopes = jax.jit(jax.vmap(lambda phi: jax.grad(model.surrogate_residual)(phi, *client)))(draws)
     pulls = _pulls(SharedDescent(optax.adam), problem, at, 40)
     found = jnp.mean(jnp.stack([_slope(pull, at, model) for pull in pulls]), axis=0)
     # five standard errors of both; a pair of mirror images has at most the variance of one sample
@@ -545,7 +545,7 @@ def test_a_pull_is_the_gradient_of_what_is_unsaid():
     assert (jnp.abs(found - slopes.mean(axis=0)) < 5 * error).all()
     # of log noise, whose bend is far from 0, which would cut it off: by automatic second derivatives
     last = jnp.zeros_like(at.mean).at[-1].set(1.0)
-    curved = lambda phi: -jax.jvp(lambda p: jax.grad(model.unsaid)(p, *client), (phi,), (last,))[1][-1]  # noqa: E731
+    curved = lambda phi: -jax.jvp(lambda p: jax.grad(model.surrogate_residual)(p, *client), (phi,), (last,))[1][-1]  # noqa: E731
     bends = jnp.stack([pull.precision[-1] for pull in pulls])
     exact = jax.jit(jax.vmap(curved))(draws)
     assert float(bends.min()) > 0
@@ -598,7 +598,7 @@ class _Quadratic(_Given):
         place = jnp.arange(self.prior.shared.dimension)
         return jnp.where(place % 2 == 0, 1.0, -1.0) * (1.0 + place)
 
-    def unsaid(self, phi, cavity, conditional, data):
+    def surrogate_residual(self, phi, cavity, conditional, data):
         return jnp.sum(3.0 * phi - 0.5 * self.bends * phi**2)
 
 
@@ -614,7 +614,7 @@ def test_a_pull_bends_as_what_is_unsaid_does():
 class _Silent(type(learned())):
     """What its factors leave unsaid nobody hears."""
 
-    def unsaid(self, phi, cavity, conditional, data):
+    def surrogate_residual(self, phi, cavity, conditional, data):
         return 0.0 * jnp.sum(phi)
 
 

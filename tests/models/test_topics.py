@@ -10,10 +10,10 @@ from scipy import stats
 
 import cavity
 from cavity.algorithms.ascent import AscentState
-from cavity.algorithms.bound import Globals, silo_gradient
+from cavity.algorithms.bound import Globals, client_gradient
 from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
-from cavity.algorithms.structured import Own, Silo, mean_field
+from cavity.algorithms.structured import ClientTask, LocalState, mean_field
 from cavity.core import pad
 from cavity.distributions.structured import LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError, DataError
@@ -69,14 +69,14 @@ def test_padding_does_not_matter():
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_exchanges(amortised, average, batch_size):
     model = prodlda(TOPICS, WORDS, amortised=amortised, hidden=4)
-    silos = {"a": counts(6, 1), "b": counts(9, 2)}
+    clients = {"a": counts(6, 1), "b": counts(9, 2)}
     settings = OPTIONS | {"batch_size": batch_size}
     method = (
         SFVIAvg(model, total=15, num_rounds=2, local_steps=3, **settings)
         if average
         else SFVI(model, num_steps=2, **settings)
     )
-    fit = cavity.run(method, silos, rounds=2, tolerance=0.0)
+    fit = cavity.run(method, clients, rounds=2, tolerance=0.0)
     assert np.isfinite(fit.history[-1]["free_energy"])
     kept = fit.client_states["b"].pending.local.q
     assert kept.mean.shape == (9, 0 if amortised else TOPICS)
@@ -109,7 +109,7 @@ def test_the_gradient_of_the_inference_network_is_that_of_the_bound():
         each = model.log_joint(theta, z, z_local, data, key) - fixed.log_prob(z_local, z - shared.q.mean)
         return jnp.sum(each)
 
-    value, gradient, own = silo_gradient(model, shared, nothing, noise, own_noise, data, key)
+    value, gradient, own = client_gradient(model, shared, nothing, noise, own_noise, data, key)
     assert float(value) == pytest.approx(float(bound(shared.theta)), abs=1e-9)
     assert own.mean.shape == (6, 0)
     flat, unravel = jax.flatten_util.ravel_pytree(shared.theta)
@@ -131,12 +131,12 @@ def test_batches_of_documents_are_right_on_average(amortised):
     data = model.prepare(counts(3))
     shared, make = _shared(model)
     num_own = 0 if amortised else TOPICS
-    own = Own(LocalGaussian(make(3, num_own), make(3, num_own) - 1.0), AscentState(jnp.asarray(0), ()))
+    own = LocalState(LocalGaussian(make(3, num_own), make(3, num_own) - 1.0), AscentState(jnp.asarray(0), ()))
 
     def gradients(batch_size):
         method = SFVI(model, **OPTIONS | {"dtype": jnp.float64}, batch_size=batch_size).structured
-        silo = Silo(shared, own, method.exchange(0, 0, 1.0), jax.tree.map(jnp.asarray, data))
-        each = jax.jit(jax.vmap(lambda key: jax.flatten_util.ravel_pytree(method.gradient(key, silo))[0]))
+        client = ClientTask(shared, own, method.exchange(0, 0, 1.0), jax.tree.map(jnp.asarray, data))
+        each = jax.jit(jax.vmap(lambda key: jax.flatten_util.ravel_pytree(method.gradient(key, client))[0]))
         found = np.asarray(each(jax.random.split(jax.random.key(batch_size or 0), 4000)))
         return found.mean(axis=0), found.std(axis=0) / np.sqrt(len(found))
 

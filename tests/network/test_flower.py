@@ -59,10 +59,10 @@ def rig(tmp_path_factory):
         yield rig
 
 
-def alone(lock, answer):
+def alone(lock, update):
     def answer_alone(content):
         with lock:
-            return answer(content)
+            return update(content)
 
     return answer_alone
 
@@ -74,7 +74,7 @@ class Meeting:
         self.rig, self.folder, self.text, self.tables = rig, folder, text, tables
         self.study = parse_study(text, allow_models=[own_models.__name__])
         self.said = []
-        rig.answers.update({name: alone(rig.lock, self.worker(name, self.study).answer) for name in NAMES})
+        rig.updates.update({name: alone(rig.lock, self.worker(name, self.study).update) for name in NAMES})
 
     def worker(self, name, study):
         own = self.folder / name
@@ -82,8 +82,8 @@ class Meeting:
         return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), say=self.said.append, **self.rig.seals(name))
 
     def run(self):
-        manner, post = self.rig.manner(say=self.said.append), self.rig.loopback.post
-        return StudyServer(self.study, self.text, self.folder / "run", post, manner, reopen=post.reopen).run()
+        manner, transport = self.rig.manner(say=self.said.append), self.rig.loopback.transport
+        return StudyServer(self.study, self.text, self.folder / "run", transport, manner, reopen=transport.reopen).run()
 
     def in_one_process(self):
         return run_study(self.study, self.tables)
@@ -137,23 +137,23 @@ def test_answers_that_are_replayed_cut_off_or_of_another_study(rig, tmp_path, ca
     """Each is signed by the right key, and refused; the study comes to its undisturbed end."""
     text = study_text(4, "[run]\ntolerance = 1e-13\n", text=UNSCALED)
     meeting = Meeting(rig, tmp_path, text, four_hospitals())
-    honest, count, first = rig.answers["york"], itertools.count(), []
+    honest, count, first = rig.updates["york"], itertools.count(), []
     sign = rig.seals("york")["sign"]
 
     def dishonest(content):
-        answer = honest(content)
-        letter = decode(answer, protocol.unverified)
-        if letter.kind != Kind.REPLY:
-            return answer
-        first.append(answer)
+        update = honest(content)
+        envelope = decode(update, protocol.unverified)
+        if envelope.kind != Kind.REPLY:
+            return update
+        first.append(update)
         return {
             1: first[0],
-            2: answer[: len(answer) // 2],
-            3: encode(replace(letter, study="another"), sign),
-            4: encode(replace(letter, client="leeds"), sign),
-        }.get(next(count), answer)
+            2: update[: len(update) // 2],
+            3: encode(replace(envelope, study="another"), sign),
+            4: encode(replace(envelope, client="leeds"), sign),
+        }.get(next(count), update)
 
-    rig.answers["york"] = dishonest
+    rig.updates["york"] = dishonest
     fit = meeting.run()
     refused = [line for line in meeting.said if "an answer of york is refused" in line]
     for reason in ("it answers another message", "signature", "another version of the study", "from 'leeds'"):
@@ -168,9 +168,13 @@ def test_a_client_of_another_study_is_refused(rig, tmp_path):
     text = study_text(4, "[run]\nrounds = 1\n", text=UNSCALED)
     meeting = Meeting(rig, tmp_path, text, four_hospitals())
     worker = meeting.worker("hull", parse_study(text.replace("[18, 110]", "[18, 120]")))
-    rig.answers["hull"] = worker.answer
+    rig.updates["hull"] = worker.handle
     server = StudyServer(
-        meeting.study, text, tmp_path / "run", rig.loopback.post, rig.manner(say=meeting.said.append, min_clients=3)
+        meeting.study,
+        text,
+        tmp_path / "run",
+        rig.loopback.transport,
+        rig.manner(say=meeting.said.append, min_clients=3),
     )
     fit = server.run()
     assert "hull" not in fit.server.names
@@ -203,7 +207,7 @@ def node_key(rig, name):
 @pytest.mark.skipif(OUTSIDE == LOOPBACK, reason="this system has one loopback address")
 def test_no_method_of_the_superlinks_owner_answers_outside(rig):
     """Every route of Control and Runtime, with and without a client's key; the SuperLink itself would answer."""
-    inside, outside = rig.loopback.post._port, rig.loopback.post._side.port
+    inside, outside = rig.loopback.transport._port, rig.loopback.transport._side.port
     with stranger(rig, LOOPBACK, inside) as control:
         assert len(control.ListNodes(ListNodesRequest()).nodes_info) == len(NAMES)  # this test can fail
     assert not listens(OUTSIDE, inside)
@@ -212,7 +216,7 @@ def test_no_method_of_the_superlinks_owner_answers_outside(rig):
             for ask, request in (
                 (control.ListNodes, ListNodesRequest()),
                 (control.ListRuns, ListRunsRequest()),
-                (control.UnregisterNode, UnregisterNodeRequest(node_id=int(next(iter(rig.loopback.post._names))))),
+                (control.UnregisterNode, UnregisterNodeRequest(node_id=int(next(iter(rig.loopback.transport._names))))),
             ):
                 with pytest.raises(httpx.HTTPStatusError, match="404"):
                     ask(request)
@@ -223,26 +227,26 @@ def test_no_method_of_the_superlinks_owner_answers_outside(rig):
 
 
 def test_a_proxy_that_has_ended_is_started_again(rig):
-    post = rig.loopback.post
-    before = post.proxy_pid
+    transport = rig.loopback.transport
+    before = transport.proxy_pid
     os.kill(before, signal.SIGKILL)
-    while listens(OUTSIDE, post._side.port):
+    while listens(OUTSIDE, transport._side.port):
         time.sleep(0.05)
-    post.reachable()
-    assert post.proxy_pid != before
-    assert listens(OUTSIDE, post._side.port)
+    transport.reachable()
+    assert transport.proxy_pid != before
+    assert listens(OUTSIDE, transport._side.port)
 
 
 def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(rig, tmp_path):
     """By somebody on the server's machine: it is started again, clients are told to wait meanwhile, nothing is lost."""
     text = study_text(4, "[run]\ntolerance = 1e-12\n")
-    meeting, post = Meeting(rig, tmp_path, text, four_hospitals()), rig.loopback.post
-    honest, count, statuses = rig.answers["york"], itertools.count(), []
+    meeting, transport = Meeting(rig, tmp_path, text, four_hospitals()), rig.loopback.transport
+    honest, count, statuses = rig.updates["york"], itertools.count(), []
 
     def heartbeat():
         key, trusted = node_key(rig, "york"), ssl.create_default_context(cafile=rig.keys / "server" / "ca.pem")
         for _ in range(20):
-            request = httpx.Request("POST", f"https://{OUTSIDE}:{post._side.port}/v1/fleet/get-run", content=b"")
+            request = httpx.Request("POST", f"https://{OUTSIDE}:{transport._side.port}/v1/fleet/get-run", content=b"")
             with httpx.Client(verify=trusted) as client:
                 context = SimpleNamespace(request=request)
                 statuses.append(key.intercept(context, lambda context: client.send(context.request)).status_code)
@@ -250,18 +254,18 @@ def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(ri
                 return
             time.sleep(0.05)
 
-    def answer(content):
+    def update(content):
         number = next(count)
         if number == 3:
-            with stranger(rig, LOOPBACK, post._port) as control:
-                (york,) = [node for node, name in post._names.items() if name == "york"]
+            with stranger(rig, LOOPBACK, transport._port) as control:
+                (york,) = [node for node, name in transport._names.items() if name == "york"]
                 control.UnregisterNode(UnregisterNodeRequest(node_id=york))
         if number == 6:
-            os.kill(post.pid, signal.SIGKILL)
+            os.kill(transport.pid, signal.SIGKILL)
             heartbeat()
         return honest(content)
 
-    rig.answers["york"] = answer
+    rig.updates["york"] = update
     fit = meeting.run()
     assert any("york was unregistered" in line for line in meeting.said)
     assert any("does not answer" in line for line in meeting.said)

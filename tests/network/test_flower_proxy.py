@@ -97,11 +97,11 @@ class Served:
         self._upstream.shutdown()
         self._upstream.server_close()
 
-    def post(self, path=PULL, body=b"", headers=None, connection=None):
+    def transport(self, path=PULL, body=b"", headers=None, connection=None):
         connection = connection or self.connect()
         connection.request("POST", path, body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
+        update = connection.getresponse()
+        return update.status, dict(update.getheaders()), update.read()
 
     def connect(self):
         self._connections.append(http.client.HTTPConnection(HOST, self.port, timeout=10))
@@ -112,11 +112,11 @@ class Served:
         with socket.create_connection((HOST, self.port), timeout=wait) as connection:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(content)
-            answer = b""
+            update = b""
             with contextlib.suppress(ConnectionError):
-                while b"\r\n" not in answer and (piece := connection.recv(4096)):
-                    answer += piece
-            return answer.split(b"\r\n")[0].decode()
+                while b"\r\n" not in update and (piece := connection.recv(4096)):
+                    update += piece
+            return update.split(b"\r\n")[0].decode()
 
 
 @pytest.fixture
@@ -217,14 +217,14 @@ def test_crafted_requests_are_refused(served, monkeypatch, case):
 def test_a_second_request_within_a_body_stays_a_body(served):
     """What is forwarded is written anew, with the length that was read."""
     inner = b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
-    assert served.post(body=inner, headers=signed())[0] == 200
+    assert served.transport(body=inner, headers=signed())[0] == 200
     assert [(path, body) for path, _, body in served.got] == [(PULL, inner)]
 
 
 def test_a_clients_request_arrives_with_its_body_and_nothing_else(served):
     body = bytes(range(256)) * 20_000  # 5 MB
     headers = signed() | {"x-forwarded-for": "a", "authorization": "b", "flwr-task-token": "c", "cookie": "d"}
-    status, answered, content = served.post("/v1/fleet/push-object", body, headers)
+    status, answered, content = served.transport("/v1/fleet/push-object", body, headers)
     assert (status, content) == (200, body)
     assert "x-inside" not in {name.lower() for name in answered}
     ((path, arrived, received),) = served.got
@@ -248,28 +248,28 @@ def test_a_clients_request_arrives_with_its_body_and_nothing_else(served):
 def test_without_a_clients_signature_no_body_is_read(served, headers):
     """5 MB are announced, and the refusal comes before they are sent."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    answer = served.raw(
+    update = served.raw(
         f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: a\r\n{lines}content-length: {5 * MIB}\r\n\r\n".encode()
     )
-    assert answer.startswith("HTTP/1.1 412")
+    assert update.startswith("HTTP/1.1 412")
     assert served.got == []
 
 
 def test_nodes_register_themselves_only_without_keys(served, unkeyed):
     for path in (route.decode() for route in UNKEYED):
-        assert served.post(path, headers=signed())[0] == 404
-        assert unkeyed.post(path)[0] == 200
+        assert served.transport(path, headers=signed())[0] == 404
+        assert unkeyed.transport(path)[0] == 200
 
 
 def test_503_while_the_superlink_is_not_ready(served):
     """On one connection: it is told to try again, and then heard."""
     connection = served.connect()
     served.file.rename(served.file.with_name("away"))
-    assert served.post(headers=signed(), connection=connection)[0] == 503
+    assert served.transport(headers=signed(), connection=connection)[0] == 503
     served.file.write_text(f"http://{HOST}:{free_port()}")  # it has ended without a word
-    assert served.post(headers=signed(), connection=connection)[0] == 503
+    assert served.transport(headers=signed(), connection=connection)[0] == 503
     served.open()
-    assert served.post(headers=signed(), connection=connection)[0] == 200
+    assert served.transport(headers=signed(), connection=connection)[0] == 200
 
 
 def test_slow_senders_are_cut_off(served, monkeypatch):
@@ -286,11 +286,11 @@ def test_strangers_cannot_use_up_the_connections(served, monkeypatch):
     """Neither keep a client from connecting, nor end a client's connection."""
     monkeypatch.setattr(flower_proxy, "MAX_CONNECTIONS", 4)
     own = served.connect()
-    assert served.post(headers=signed(), connection=own)[0] == 200
+    assert served.transport(headers=signed(), connection=own)[0] == 200
     held = own.sock
     strangers = [socket.create_connection((HOST, served.port)) for _ in range(20)]
-    assert served.post(headers=signed())[0] == 200
-    assert served.post(headers=signed(), connection=own)[0] == 200
+    assert served.transport(headers=signed())[0] == 200
+    assert served.transport(headers=signed(), connection=own)[0] == 200
     assert own.sock is held
     for stranger in strangers:
         stranger.close()
@@ -300,8 +300,8 @@ def test_one_client_cannot_use_up_the_connections(served, monkeypatch):
     monkeypatch.setattr(flower_proxy, "MAX_PER_CLIENT", 3)
     connections = [served.connect() for _ in range(6)]
     for connection in connections:
-        assert served.post(headers=signed(), connection=connection)[0] == 200
+        assert served.transport(headers=signed(), connection=connection)[0] == 200
     for connection in connections[:3]:
         connection.sock.settimeout(5)
         assert connection.sock.recv(1) == b""
-    assert served.post(headers=signed(), connection=connections[-1])[0] == 200
+    assert served.transport(headers=signed(), connection=connections[-1])[0] == 200

@@ -18,7 +18,7 @@ from cavity.network.client import site_of
 from cavity.network.client_state import ClientStore, SentLog
 from cavity.network.guard import MAX_SCALINGS, Guard
 from cavity.network.limits import MAX_TOTAL_ROWS, bounds, max_messages, problem_with_scaling
-from cavity.network.server import Manner, StudyServer
+from cavity.network.server import ServerConfig, StudyServer
 from cavity.network.worker import Worker
 from cavity.study import parse_study
 from cavity.study.building import scaling_of, study_algorithm, study_scaling
@@ -307,9 +307,9 @@ def test_an_honest_study_is_answered_to_its_end(tmp_path, extra):
     for name in study.clients:
         site = site_of(study, name, tables[name], tmp_path / name, lambda line: None)
         workers[name] = Worker(site, ClientStore(tmp_path / name), SentLog(tmp_path / name / "sent.jsonl"))
-    post = PostOffice({name: worker.answer for name, worker in workers.items()})
-    server = StudyServer(study, FEDERATED + extra, tmp_path / "run", post, Manner(seconds=20.0))
-    server._clientele.clock, server._clientele.sleep = post.clock, post.sleep
+    transport = PostOffice({name: worker.handle for name, worker in workers.items()})
+    server = StudyServer(study, FEDERATED + extra, tmp_path / "run", transport, ServerConfig(seconds=20.0))
+    server._clientele.clock, server._clientele.sleep = transport.clock, transport.sleep
     fit = server.run()
     assert fit.converged
     assert gap(fit.posterior, run_study(study, tables).posterior) < 1e-5

@@ -14,7 +14,16 @@ import pytest
 import cavity
 from cavity import ledger, training
 from cavity.algorithms.sfvi_avg import SFVIAvg
-from cavity.core.messages import Answer, Brief, ClientState, Message, Pending, Reply, Report, Settlement
+from cavity.core.messages import (
+    Acknowledgement,
+    ClientInput,
+    ClientState,
+    ClientUpdate,
+    Message,
+    Pending,
+    Reply,
+    Report,
+)
 from cavity.distributions import FullGaussian
 from cavity.errors import CavityError, CheckpointError, ProtocolError, StudyError
 from cavity.evaluation import evidence
@@ -24,10 +33,10 @@ from cavity.models.neural.hierarchical_bnn import hierarchical_bnn
 from cavity.network import client, protocol, study_session
 from cavity.network.client import first_words, site_of
 from cavity.network.client_state import ClientStore, SentLog
-from cavity.network.protocol import Identity, Kind, Letter, Setting, check_message, check_reply, decode, encode
+from cavity.network.protocol import Envelope, Identity, Kind, RunConfig, check_message, check_reply, decode, encode
 from cavity.network.run_directory import STOP, WITHDRAW, Requests, only_one, read_status
-from cavity.network.server import Manner, StudyServer
-from cavity.network.session import Clientele, Terms
+from cavity.network.server import ServerConfig, StudyServer
+from cavity.network.session import Session, SessionConfig
 from cavity.network.worker import Worker
 from cavity.simulation.local import LocalEngine
 from cavity.study import parse_study
@@ -97,18 +106,18 @@ def averaging():
 
 
 def letter_with(body, kind=Kind.WORK):
-    return Letter(kind.value, "hash", "run", "leeds", body)
+    return Envelope(kind.value, "hash", "run", "leeds", body)
 
 
 class TestLetters:
     def test_bytes_and_back(self):
         algorithm, message, reply = exchange()
-        setting = Setting(cavity.study.Scaling())
+        setting = RunConfig(cavity.study.Scaling())
         sent = letter_with({"message": message, "setting": setting, "reply": reply})
         got = decode(encode(sent, protocol.unsigned), protocol.unverified)
         assert (got.kind, got.study, got.run, got.client) == ("work", "hash", "run", "leeds")
-        assert distance(got.body["message"].brief, message.brief) == 0.0
-        assert distance(got.body["reply"].answer, reply.answer) == 0.0
+        assert distance(got.body["message"].inputs, message.inputs) == 0.0
+        assert distance(got.body["reply"].update, reply.update) == 0.0
         assert got.body["setting"].scaling == setting.scaling
         check_message(algorithm, got.body["message"], message.client)
         check_reply(algorithm, got.body["reply"], message)
@@ -140,33 +149,33 @@ class TestLetters:
 
 
 def changed(reply, **parts):
-    return replace(reply, answer=replace(reply.answer, **parts))
+    return replace(reply, update=replace(reply.update, **parts))
 
 
 def reported(reply, **numbers):
-    return changed(reply, report=replace(reply.answer.report, **numbers))
+    return changed(reply, report=replace(reply.update.report, **numbers))
 
 
-def without_report(answer):
+def without_report(update):
     """As from a client that does not check its types."""
-    other = object.__new__(Answer)
-    object.__setattr__(other, "delta", answer.delta)
+    other = object.__new__(ClientUpdate)
+    object.__setattr__(other, "delta", update.delta)
     object.__setattr__(other, "report", None)
     return other
 
 
 BAD_REPLIES = {
-    "NaN": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, np.nan), r.answer.delta)),
-    "bound": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, 1e16), r.answer.delta)),
-    "shape": lambda r: changed(r, delta=jax.tree.map(lambda x: np.zeros((3, *x.shape)), r.answer.delta)),
-    "an array of int": lambda r: changed(r, delta=jax.tree.map(lambda x: x.astype(int), r.answer.delta)),
+    "NaN": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, np.nan), r.update.delta)),
+    "bound": lambda r: changed(r, delta=jax.tree.map(lambda x: np.full_like(x, 1e16), r.update.delta)),
+    "shape": lambda r: changed(r, delta=jax.tree.map(lambda x: np.zeros((3, *x.shape)), r.update.delta)),
+    "an array of int": lambda r: changed(r, delta=jax.tree.map(lambda x: x.astype(int), r.update.delta)),
     "structure": lambda r: changed(r, delta=(1.0,)),
     "another message": lambda r: replace(r, sequence=r.sequence + 1),
     "answers another": lambda r: replace(r, client="york"),
     "counts": lambda r: replace(r, version=-1),
-    "residual is nan": lambda r: reported(r, residual=np.nan),
-    "residual is inf": lambda r: reported(r, residual=np.inf),
-    "residual is -1": lambda r: reported(r, residual=-1.0),
+    "residual is nan": lambda r: reported(r, gap=np.nan),
+    "residual is inf": lambda r: reported(r, gap=np.inf),
+    "residual is -1": lambda r: reported(r, gap=-1.0),
     "free energy is inf": lambda r: reported(r, free_energy=np.inf),
     "free energy is -inf": lambda r: reported(r, free_energy=np.float32(-np.inf)),
     "free energy is 1e\\+300": lambda r: reported(r, free_energy=1e300),
@@ -179,8 +188,8 @@ BAD_REPLIES = {
     "convergence is nan": lambda r: reported(r, converged=np.nan),
     "four numbers": lambda r: reported(r, steps=np.zeros(2)),
     "not four numbers": lambda r: reported(r, free_energy=10**400),
-    "is not four numbers": lambda r: reported(r, residual="0.5"),
-    "no report": lambda r: replace(r, answer=without_report(r.answer)),
+    "is not four numbers": lambda r: reported(r, gap="0.5"),
+    "no report": lambda r: replace(r, update=without_report(r.update)),
     "no reply": lambda r: {"delta": 1},
 }
 
@@ -200,14 +209,14 @@ class TestRefusals:
 
     def test_a_residual_below_zero_by_rounding(self):
         algorithm, message, reply = exchange()
-        check_reply(algorithm, reported(reply, residual=-1e-12), message)
+        check_reply(algorithm, reported(reply, gap=-1e-12), message)
 
     def test_a_residual_before_the_posterior_is_proper(self):
         """Under a flat prior it is infinite until enough clients have answered."""
         algorithm, message, reply = exchange()
-        flat = jax.tree.map(np.zeros_like, message.brief.posterior)
+        flat = jax.tree.map(np.zeros_like, message.inputs.posterior)
         check_reply(
-            algorithm, reported(reply, residual=np.inf), replace(message, brief=replace(message.brief, posterior=flat))
+            algorithm, reported(reply, gap=np.inf), replace(message, inputs=replace(message.inputs, posterior=flat))
         )
 
     def test_a_method_without_rows_needs_finite_free_energies(self):
@@ -215,14 +224,14 @@ class TestRefusals:
         algorithm = averaging()
         report = Report(np.asarray(np.nan), np.asarray(-2.0), np.asarray(5), np.asarray(True))
         prior = ledger.to_host(algorithm.prior)
-        message = Message("leeds", 1, 1, Settlement(), Brief(prior, None))
-        reply = Reply("leeds", 1, 1, Answer(prior, report))
+        message = Message("leeds", 1, 1, Acknowledgement(), ClientInput(prior, None))
+        reply = Reply("leeds", 1, 1, ClientUpdate(prior, report))
         check_reply(algorithm, reply, message)
         for value in (np.nan, np.inf, -np.inf):
             with pytest.raises(ProtocolError, match="free energy"):
                 check_reply(algorithm, reported(reply, free_energy=value), message)
         with pytest.raises(ProtocolError, match="residual is -3"):
-            check_reply(algorithm, reported(reply, residual=-3.0), message)
+            check_reply(algorithm, reported(reply, gap=-3.0), message)
 
     def test_bad_messages(self):
         algorithm, message, _ = exchange()
@@ -240,8 +249,8 @@ class TestRefusals:
 
 
 def state_with(number):
-    answer = Answer(np.full(3, float(number)), Report(0.0, 0.0, 1, True))
-    return ClientState(local=np.arange(4.0), pending=Pending(number, number, answer, np.full(4, float(number))))
+    update = ClientUpdate(np.full(3, float(number)), Report(0.0, 0.0, 1, True))
+    return ClientState(local=np.arange(4.0), pending=Pending(number, number, update, np.full(4, float(number))))
 
 
 class TestClientStore:
@@ -297,8 +306,8 @@ class House:
             tables(),
         )
         self.said, self.manner = [], manner
-        workers = {name: self.worker(name).answer for name in self.study.clients}
-        self.post = PostOffice(workers, lambda name: self.worker(name).answer, faults or Faults(), seed)
+        workers = {name: self.worker(name).handle for name in self.study.clients}
+        self.transport = PostOffice(workers, lambda name: self.worker(name).handle, faults or Faults(), seed)
 
     def worker(self, name, study=None, **options):
         own = self.folder / name
@@ -306,9 +315,9 @@ class House:
         return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), say=self.said.append, **options)
 
     def server(self):
-        manner = Manner(say=self.said.append, seconds=20.0, **self.manner)
-        server = StudyServer(self.study, self.text, self.folder / "run", self.post, manner)
-        server._clientele.clock, server._clientele.sleep = self.post.clock, self.post.sleep
+        manner = ServerConfig(say=self.said.append, seconds=20.0, **self.manner)
+        server = StudyServer(self.study, self.text, self.folder / "run", self.transport, manner)
+        server._clientele.clock, server._clientele.sleep = self.transport.clock, self.transport.sleep
         return server
 
     def run(self):
@@ -369,20 +378,20 @@ class TestStudies:
         }
         monkeypatch.setitem(globals(), "tables", lambda: binary)
         house = House(tmp_path, text)
-        workers = {name: house.worker(name).answer for name in house.study.clients}
+        workers = {name: house.worker(name).handle for name in house.study.clients}
 
         def hostile(content):
-            letter = decode(workers["york"](content), protocol.unverified)
-            if letter.kind != Kind.REPLY:
-                return encode(letter, protocol.unsigned)
-            posterior = decode(content, protocol.unverified).body["message"].brief.posterior
-            reply, width = letter.body["reply"], len(posterior.precision_mean)
+            envelope = decode(workers["york"](content), protocol.unverified)
+            if envelope.kind != Kind.REPLY:
+                return encode(envelope, protocol.unsigned)
+            posterior = decode(content, protocol.unverified).body["message"].inputs.posterior
+            reply, width = envelope.body["reply"], len(posterior.precision_mean)
             far = FullGaussian(np.full(width, 5e5), 1e4 * np.eye(width))
             delta = far if how == "far" else jax.tree.map(lambda leaf: -0.999 * np.asarray(leaf), posterior)
-            changed = replace(reply, answer=replace(reply.answer, delta=delta))
-            return encode(replace(letter, body={"reply": changed}), protocol.unsigned)
+            changed = replace(reply, update=replace(reply.update, delta=delta))
+            return encode(replace(envelope, body={"reply": changed}), protocol.unsigned)
 
-        house.post = PostOffice(workers | {"york": hostile}, None, Faults(), 0)
+        house.transport = PostOffice(workers | {"york": hostile}, None, Faults(), 0)
         fit = house.run()
         assert fit.stopped == "tolerance"
         assert fit.server.clients.set_aside == ("york",)
@@ -458,7 +467,9 @@ class TestStudies:
         pooled = run_study(replace(house.study, run=replace(house.study.run, rounds=0)), house.tables)
         expected = evidence.bound(pooled.algorithm, fit.server.prior, fit.posterior, [pooled.clients])
         assert fit.log_evidence == pytest.approx(expected, abs=1e-9)
-        assert distance(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.rows.values()))) == 0.0
+        assert (
+            distance(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))) == 0.0
+        )
         again = house.run()
         assert distance(again.posterior, fit.posterior) == 0.0
         assert again.log_evidence == fit.log_evidence
@@ -470,7 +481,7 @@ class TestStudies:
         closed = server._closed
 
         def without_york(*parts):
-            house.post.workers["york"] = lambda content: b"?"
+            house.transport.workers["york"] = lambda content: b"?"
             return closed(*parts)
 
         server._closed = without_york
@@ -485,10 +496,10 @@ class TestStudies:
         faults = Faults(drop=0.1, repeat=0.1, delay=0.05, client_crash=0.1)
         house = House(tmp_path, STUDY + '[algorithm]\nfactors = "clients"\n', faults, seed)
         fit = house.run()
-        assert set(fit.server.rows) == {ledger.JOINT}
+        assert set(fit.server.entries) == {ledger.JOINT}
         assert gap(fit.posterior, house.alone()) < 1e-8
         assert list((tmp_path / "leeds" / "runs").glob("*/*.npz"))
-        assert house.post.seen["client_crash"] > 0
+        assert house.transport.seen["client_crash"] > 0
 
     def test_a_factor_that_is_lost_with_a_clients_disk_is_not_counted_twice(self, tmp_path):
         """The client says so, and does not answer; without it the others begin anew."""
@@ -498,7 +509,7 @@ class TestStudies:
         def after_round(record, state):
             if record["round"] == 3 and "york" in state.names:
                 shutil.rmtree(tmp_path / "york" / "runs")
-                house.post.workers["york"] = house.worker("york").answer
+                house.transport.workers["york"] = house.worker("york").handle
             if record["round"] == 6:
                 Requests(tmp_path / "run").put(WITHDRAW + "york")
 
@@ -519,7 +530,7 @@ class TestStudies:
     def test_another_version_of_the_study_is_refused_by_its_key(self, tmp_path):
         house = House(tmp_path, min_clients=2)
         other = parse_study(STUDY.replace("0.7", "0.8"))
-        house.post.workers["hull"] = house.worker("hull", other).answer
+        house.transport.workers["hull"] = house.worker("hull", other).handle
         fit = house.run()
         assert fit.server.names == ("leeds", "york")
         assert any("'hull' has another version of the study: it differs in model.noise_sd" in s for s in house.said)
@@ -528,9 +539,9 @@ class TestStudies:
 
     def test_a_second_client_of_one_name_is_refused(self, tmp_path):
         house = House(tmp_path)
-        house.post.knows = False
+        house.transport.knows = False
         two = [house.worker("leeds"), house.worker("leeds")]
-        house.post.workers |= {"leeds": two[0].answer, "elsewhere": two[1].answer}
+        house.transport.workers |= {"leeds": two[0].handle, "elsewhere": two[1].handle}
         fit = house.run()
         assert {worker.over for worker in two} > {"done"}
         assert any("is connected already; a second one is refused" in worker.over for worker in two)
@@ -543,17 +554,17 @@ class TestStudies:
 
     def test_a_reply_that_is_refused_is_told_and_costs_nobody_else(self, tmp_path, monkeypatch):
         house = House(tmp_path)
-        poison, counter = house.post.workers["york"], itertools.count()
+        poison, counter = house.transport.workers["york"], itertools.count()
 
         def poisoned(content):
-            answer = poison(content)
-            letter = decode(answer, protocol.unverified)
-            if letter.kind == Kind.REPLY and next(counter) == 1:
-                bad = BAD_REPLIES["NaN"](letter.body["reply"])
-                answer = encode(replace(letter, body={"reply": bad}), protocol.unsigned)
-            return answer
+            update = poison(content)
+            envelope = decode(update, protocol.unverified)
+            if envelope.kind == Kind.REPLY and next(counter) == 1:
+                bad = BAD_REPLIES["NaN"](envelope.body["reply"])
+                update = encode(replace(envelope, body={"reply": bad}), protocol.unsigned)
+            return update
 
-        house.post.workers["york"] = poisoned
+        house.transport.workers["york"] = poisoned
         fit = house.run()
         assert any("an answer of york is refused: its change holds a NaN" in line for line in house.said)
         assert any("refused this client's last reply: its change holds a NaN" in line for line in house.said)
@@ -570,18 +581,18 @@ class TestStudies:
     def test_an_improper_change_costs_nobody_else(self, tmp_path, extra, why):
         """Its client is told why with the next message; in the end the result says that it is not in it."""
         house = House(tmp_path, STUDY + extra)
-        honest = house.post.workers["york"]
+        honest = house.transport.workers["york"]
 
         def hostile(content):
-            answer = honest(content)
-            letter = decode(answer, protocol.unverified)
-            if letter.kind == Kind.REPLY:
-                reply = letter.body["reply"]
-                bad = changed(reply, delta=replace(reply.answer.delta, precision=-1e6 * np.eye(2)))
-                answer = encode(replace(letter, body={"reply": bad}), protocol.unsigned)
-            return answer
+            update = honest(content)
+            envelope = decode(update, protocol.unverified)
+            if envelope.kind == Kind.REPLY:
+                reply = envelope.body["reply"]
+                bad = changed(reply, delta=replace(reply.update.delta, precision=-1e6 * np.eye(2)))
+                update = encode(replace(envelope, body={"reply": bad}), protocol.unsigned)
+            return update
 
-        house.post.workers["york"] = hostile
+        house.transport.workers["york"] = hostile
         fit = house.run()
         assert fit.converged
         assert gap(fit.posterior, house.alone(["york"])) < 1e-9
@@ -592,8 +603,8 @@ class TestStudies:
 
     def test_a_client_that_refuses_to_work_is_not_waited_for_without_end(self, tmp_path, monkeypatch):
         house = House(tmp_path)
-        monkeypatch.setattr(faulty := house.worker("hull"), "_work", lambda letter: 1 / 0)
-        house.post.workers["hull"] = faulty.answer
+        monkeypatch.setattr(faulty := house.worker("hull"), "_work", lambda envelope: 1 / 0)
+        house.transport.workers["hull"] = faulty.handle
         fit = house.run()
         assert fit.converged
         assert gap(fit.posterior, house.alone(["hull"])) < 1e-9
@@ -603,7 +614,7 @@ class TestStudies:
     def test_a_client_is_forgotten(self, tmp_path, how, text):
         """But the scaling, and the prior with it, which was fixed when the study started."""
         house, leaving = House(tmp_path, text), []
-        house.post.workers["york"] = house.worker("york", leaving=lambda: bool(leaving)).answer
+        house.transport.workers["york"] = house.worker("york", leaving=lambda: bool(leaving)).handle
         server = house.server()
 
         def after_round(record, state):
@@ -642,7 +653,7 @@ class TestStudies:
 
     def test_who_is_withdrawn_before_the_beginning_is_not_waited_for(self, tmp_path):
         house = House(tmp_path, FEDERATED)
-        del house.post.workers["hull"]
+        del house.transport.workers["hull"]
         Requests(tmp_path / "run").put(WITHDRAW + "hull")
         fit = house.run()
         assert fit.server.names == ("leeds", "york")
@@ -651,8 +662,8 @@ class TestStudies:
     def test_a_fault_at_a_client_costs_nobody_else(self, tmp_path, monkeypatch):
         house = House(tmp_path, min_clients=2)
         faulty = house.worker("hull")
-        monkeypatch.setattr(faulty, "_work", lambda letter: 1 / 0)
-        house.post.workers["hull"] = faulty.answer
+        monkeypatch.setattr(faulty, "_work", lambda envelope: 1 / 0)
+        house.transport.workers["hull"] = faulty.handle
         server = house.server()
 
         def after_round(record, state):
@@ -667,13 +678,13 @@ class TestStudies:
     @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
     def test_a_late_client_joins(self, tmp_path, text):
         house = House(tmp_path, text, min_clients=2)
-        late = house.post.workers.pop("hull")
+        late = house.transport.workers.pop("hull")
         server = house.server()
 
         def after_round(record, state):
             if record["round"] == 2:
-                house.post.workers["hull"] = late
-                house.post.sleep(5.0)
+                house.transport.workers["hull"] = late
+                house.transport.sleep(5.0)
 
         server._after_round = after_round
         fit = server.run()
@@ -723,7 +734,7 @@ def check_invariant(directory, study):
     state, _ = RunDirectory(directory).read()
     server, algorithm = state["server"], state["algorithm"]
     assert is_proper(server.posterior)
-    assert distance(server.posterior, algorithm.rebuild(server.prior, list(server.rows.values()))) < 1e-9
+    assert distance(server.posterior, algorithm.rebuild(server.prior, list(server.entries.values()))) < 1e-9
 
 
 BAD = Faults(drop=0.1, repeat=0.15, delay=0.1, garble=0.05, lost=0.005, client_crash=0.05, absent=0.05)
@@ -746,7 +757,7 @@ def play(folder, seed, monkeypatch):
     check_invariant(folder / "run", house.study)
     assert fit.converged
     assert gap(fit.posterior, house.alone()) < 1e-8
-    return {**house.post.seen, "server crash": len(crashes)}
+    return {**house.transport.seen, "server crash": len(crashes)}
 
 
 def play_many(tmp_path, seeds, monkeypatch):
@@ -777,7 +788,7 @@ def by_letter(algorithm):
 
     def carry(item):
         kind, name = (Kind.REPLY, "reply") if hasattr(item, "answer") else (Kind.WORK, "message")
-        content = encode(Letter(kind.value, "hash", "run", item.client, {name: item}), protocol.unsigned)
+        content = encode(Envelope(kind.value, "hash", "run", item.client, {name: item}), protocol.unsigned)
         got = decode(content, protocol.unverified).body[name]
         return got if kind == Kind.REPLY else check_message(algorithm, got, item.client)
 
@@ -802,17 +813,21 @@ def test_schedules_of_faults_by_letter(first, count):
 
 def test_who_is_there_is_asked_again_after_the_post_was_lost(tmp_path):
     house, reopened = House(tmp_path), []
-    terms = Terms(Identity(house.study.hash, "{}"), "run", house.study.clients)
-    clientele = Clientele(
-        house.post, terms, reopen=lambda: reopened.append(1), clock=house.post.clock, sleep=house.post.sleep
+    terms = SessionConfig(Identity(house.study.hash, "{}"), "run", house.study.clients)
+    session = Session(
+        house.transport,
+        terms,
+        reopen=lambda: reopened.append(1),
+        clock=house.transport.clock,
+        sleep=house.transport.sleep,
     )
-    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
-    house.post.faults = Faults(lost=1.0)
-    house.post.sleep(5.0)
-    assert clientele.here() == set()
+    assert session.wait_for(house.study.clients, 3) == set(house.study.clients)
+    house.transport.faults = Faults(lost=1.0)
+    house.transport.sleep(5.0)
+    assert session.here() == set()
     assert reopened == [1]
-    house.post.faults = Faults()
-    assert clientele.wait_for(house.study.clients, 3) == set(house.study.clients)
+    house.transport.faults = Faults()
+    assert session.wait_for(house.study.clients, 3) == set(house.study.clients)
 
 
 AVERAGED = own_models.WARDS + "[run]\nrounds = 3\n"
@@ -829,7 +844,7 @@ def test_models_of_ones_own(tmp_path, monkeypatch, text):
     monkeypatch.setattr(sys.modules[__name__], "tables", own_models.ward_tables)
     house = House(tmp_path, text)
     for name in house.study.clients:
-        house.post.workers[name] = lambda content, name=name: house.worker(name).answer(content)
+        house.transport.workers[name] = lambda content, name=name: house.worker(name).handle(content)
     fit = house.run()
     reference = run_study(house.study, house.tables)
     assert len(fit.history) == len(reference.history)
@@ -902,20 +917,22 @@ def test_a_message_is_written_down_before_it_is_sent():
     ],
 )
 def test_answers_that_do_not_belong(parts, said):
-    terms = Terms(Identity("hash", "{}"), "run", ("leeds", "york"))
-    clientele = Clientele(PostOffice({}), terms)
-    letter = letter_with({}, Kind.REPLY)
-    assert clientele.opened("leeds", encode(letter, protocol.unsigned)).kind == Kind.REPLY
+    terms = SessionConfig(Identity("hash", "{}"), "run", ("leeds", "york"))
+    session = Session(PostOffice({}), terms)
+    envelope = letter_with({}, Kind.REPLY)
+    assert session.opened("leeds", encode(envelope, protocol.unsigned)).kind == Kind.REPLY
     with pytest.raises(ProtocolError, match=said):
-        clientele.opened("leeds", encode(replace(letter, **parts), protocol.unsigned))
+        session.opened("leeds", encode(replace(envelope, **parts), protocol.unsigned))
 
 
 def test_a_letter_that_another_client_has_signed(tmp_path):
-    terms = Terms(Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"})
-    clientele, letter = Clientele(PostOffice({}), terms), letter_with({}, Kind.REPLY)
-    assert clientele.opened("leeds", encode(letter, lambda content: b"leeds")).client == "leeds"
+    terms = SessionConfig(
+        Identity("hash", "{}"), "run", ("leeds",), verify={"leeds": lambda content, seal: seal == b"leeds"}
+    )
+    session, envelope = Session(PostOffice({}), terms), letter_with({}, Kind.REPLY)
+    assert session.opened("leeds", encode(envelope, lambda content: b"leeds")).client == "leeds"
     with pytest.raises(ProtocolError, match="signature"):
-        clientele.opened("leeds", encode(letter, lambda content: b"york"))
+        session.opened("leeds", encode(envelope, lambda content: b"york"))
 
 
 def test_a_client_hears_why_its_greeting_was_of_no_use(tmp_path):
@@ -927,21 +944,21 @@ def test_a_client_hears_why_its_greeting_was_of_no_use(tmp_path):
         (Kind.END, {"files": {"a": "text"}}),
         (Kind.END, {}),
     ):
-        letter = Letter(kind.value, house.study.hash, "run", "leeds", body)
-        answer = decode(worker.answer(encode(letter, protocol.unsigned)), protocol.unverified)
+        envelope = Envelope(kind.value, house.study.hash, "run", "leeds", body)
+        update = decode(worker.handle(encode(envelope, protocol.unsigned)), protocol.unverified)
         if kind == Kind.END and body:
-            assert (answer.kind, answer.body["reason"]) == (Kind.REFUSAL, "its files are not bytes")
+            assert (update.kind, update.body["reason"]) == (Kind.REFUSAL, "its files are not bytes")
     assert any("could not use this client's last answer: a \\x1b[31mreason" in line for line in said)
 
 
 def test_stopped_before_it_began_and_begun_again(tmp_path):
     house = House(tmp_path)
-    late = house.post.workers.pop("hull")
-    server, sleep = house.server(), house.post.sleep
+    late = house.transport.workers.pop("hull")
+    server, sleep = house.server(), house.transport.sleep
     server._clientele.sleep = lambda seconds: (sleep(seconds), Requests(tmp_path / "run").put(STOP))
     assert server.run() is None
     assert read_status(tmp_path / "run")["state"] == "stopped"
-    house.post.workers["hull"] = late
+    house.transport.workers["hull"] = late
     assert gap(house.run().posterior, house.alone()) < 1e-9
 
 

@@ -16,9 +16,9 @@ pytest.importorskip("matplotlib")
 FEDERATED = Summary((Estimate("age", 0.3, 0.1, 0.14, 0.46), Estimate("treated", -1.0, 0.3, -1.5, -0.5)), 0.9)
 ALONE = Summary((Estimate("age", 0.1, 0.2, -0.23, 0.43), Estimate("treated", -0.8, 0.5, -1.6, 0.0)), 0.9)
 HISTORY = [
-    {"round": 1, "communications": 3, "residual": 10.0, "kl": 0.1},
-    {"round": 2, "communications": 6, "residual": 0.01, "kl": 1e-5},
-    {"round": 3, "communications": 9, "residual": 1e-7, "kl": 0.0},
+    {"round": 1, "communications": 3, "gap": 10.0, "kl": 0.1},
+    {"round": 2, "communications": 6, "gap": 0.01, "kl": 1e-5},
+    {"round": 3, "communications": 9, "gap": 1e-7, "kl": 0.0},
 ]
 
 
@@ -60,11 +60,11 @@ def test_forest_refuses_what_cannot_be_compared():
 
 
 def test_convergence_is_logarithmic_and_leaves_out_what_is_not_positive():
-    figure = plots.convergence(HISTORY, {"residual": "largest residual", "kl": "KL to pooled"}, bar=1e-3)
+    figure = plots.convergence(HISTORY, {"gap": "largest residual", "kl": "KL to pooled"}, bar=1e-3)
     (axes,) = figure.axes
-    residual, kl, bar = axes.lines
-    np.testing.assert_array_equal(residual.get_xdata(), [1, 2, 3])
-    np.testing.assert_array_equal(residual.get_ydata(), [10.0, 0.01, 1e-7])
+    gap, kl, bar = axes.lines
+    np.testing.assert_array_equal(gap.get_xdata(), [1, 2, 3])
+    np.testing.assert_array_equal(gap.get_ydata(), [10.0, 0.01, 1e-7])
     np.testing.assert_array_equal(kl.get_ydata(), [0.1, 1e-5, np.nan])
     assert set(bar.get_ydata()) == {1e-3}
     assert axes.get_yscale() == "log"

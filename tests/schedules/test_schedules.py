@@ -52,6 +52,6 @@ def test_shuffled_orders_differ_from_pass_to_pass():
 
 
 def test_largest_first():
-    residuals = {"york": 0.1, "leeds": 3.0, "hull": float("inf"), "bath": 0.2}
-    for plans in contract.rehearse(SequentialLargestFirst(), NAMES, residuals):
+    gaps = {"york": 0.1, "leeds": 3.0, "hull": float("inf"), "bath": 0.2}
+    for plans in contract.rehearse(SequentialLargestFirst(), NAMES, gaps):
         assert order(plans) == ["hull", "leeds", "bath", "york"]

@@ -92,7 +92,7 @@ class Watched(Engine):
         self.sent, self.num_stale = {}, 0
 
     def submit(self, message):
-        self.sent[message.version] = (self.inner.virtual_seconds, message.brief.posterior)
+        self.sent[message.version] = (self.inner.virtual_seconds, message.inputs.posterior)
         self.inner.submit(message)
 
     def collect(self, num_replies):
@@ -136,7 +136,7 @@ def test_every_schedule_reaches_the_pooled_optimum(schedule, damping, seconds):
     algorithm = PVI(MODEL, damping=damping)
 
     def rebuilt(record, server):
-        again = algorithm.rebuild(server.prior, list(server.rows.values()))
+        again = algorithm.rebuild(server.prior, list(server.entries.values()))
         for mine, theirs in zip(jax.tree.leaves(server.posterior), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(mine, theirs)
 

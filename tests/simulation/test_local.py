@@ -10,7 +10,7 @@ import pytest
 import cavity
 from cavity import ledger
 from cavity.aggregation import Fixed
-from cavity.core import Damping, Model, RowAlgorithm, Solution, Solver
+from cavity.core import Damping, EntryAlgorithm, Model, Solution, Solver
 from cavity.core.client_data import Weighted, prepare_clients
 from cavity.core.messages import ClientState
 from cavity.simulation import local
@@ -53,7 +53,7 @@ class Noisy(Solver):
         return Solution(tilted, jnp.zeros(()), jnp.asarray(state[1]), jnp.asarray(True))
 
 
-class Diary(RowAlgorithm):
+class Diary(EntryAlgorithm):
     """PVI whose clients write down, per row of their data, how often they were asked."""
 
     inner: cavity.PVI
@@ -68,17 +68,17 @@ class Diary(RowAlgorithm):
     def prior(self):
         return self.inner.prior
 
-    def empty_row(self):
-        return self.inner.empty_row()
+    def initial_entry(self):
+        return self.inner.initial_entry()
 
     def initial_local(self, data):
         return np.zeros(int(data.num_rows))
 
-    def problem(self, brief, local, data):
-        return self.inner.problem(brief, None, data)
+    def problem(self, inputs, local, data):
+        return self.inner.problem(inputs, None, data)
 
-    def answer(self, brief, local, problem, solution):
-        return self.inner.answer(brief, None, problem, solution)[0], local + 1
+    def update(self, inputs, local, problem, solution):
+        return self.inner.update(inputs, None, problem, solution)[0], local + 1
 
     def merge(self, row, delta, exponent):
         return self.inner.merge(row, delta, exponent)
@@ -103,7 +103,7 @@ def replies(algorithm, clients, names=None, seed=5):
     _, messages = ledger.dispatch(algorithm, server, names or list(clients))
     for message in messages:
         engine.submit(message)
-    return {reply.client: reply.answer for reply in engine.collect(len(messages))}, engine
+    return {reply.client: reply.update for reply in engine.collect(len(messages))}, engine
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
@@ -115,19 +115,19 @@ def test_a_reply_does_not_depend_on_the_others(kind):
     for name in list(clients)[: 1 if kind == "iterative" else 3]:
         alone, _ = replies(algorithm, {name: clients[name]})  # nothing to pad to
         among, _ = replies(algorithm, clients, [name])
-        assert together[name].report.residual > 1e-3
+        assert together[name].report.gap > 1e-3
         for other in (alone[name], among[name], backwards[name]):
             assert distance(other.delta, together[name].delta) < CLOSE
-            assert distance(other.report.residual, together[name].report.residual) < CLOSE
+            assert distance(other.report.gap, together[name].report.gap) < CLOSE
 
 
 def test_randomness_differs_where_it_should():
     algorithm, clients = ALGORITHMS["random"](), unequal_clients(2)
     same_rows = {"a": clients["client-1"], "b": clients["client-1"]}
-    answers, _ = replies(algorithm, same_rows)
+    updates, _ = replies(algorithm, same_rows)
     other_seed, _ = replies(algorithm, same_rows, seed=6)
-    assert distance(answers["a"].delta, answers["b"].delta) > 1e-3
-    assert distance(answers["a"].delta, other_seed["a"].delta) > 1e-3
+    assert distance(updates["a"].delta, updates["b"].delta) > 1e-3
+    assert distance(updates["a"].delta, other_seed["a"].delta) > 1e-3
 
 
 def test_keys_depend_on_seed_version_attempt_and_client_only():
@@ -168,7 +168,7 @@ def test_the_order_of_clients_does_not_matter(held_by_clients):
     other = cavity.run(algorithm, dict(reversed(clients.items())), **options)
     assert distance(other.posterior, fit.posterior) < 1e-10
     if not held_by_clients:
-        assert max(distance(other.server.rows[name], fit.server.rows[name]) for name in clients) < 1e-10
+        assert max(distance(other.server.entries[name], fit.server.entries[name]) for name in clients) < 1e-10
 
 
 def test_the_engine_does_what_the_ledger_does():
@@ -187,7 +187,7 @@ def test_a_repeated_message_gets_the_stored_reply(held_by_clients):
     server, (message,) = ledger.dispatch(algorithm, server, list(clients))
     first = collect(engine, message)
     again = collect(engine, message)
-    assert again[0].answer is first[0].answer
+    assert again[0].update is first[0].update
     server, _ = ledger.receive(algorithm, server, first + again)
     # one step was taken, and is committed when the server says that it was accepted
     assert engine.client_states()["client-0"].local.tolist() == [0, 0, 0]
@@ -250,12 +250,12 @@ def test_a_sequential_round_is_one_program_per_client(programs):
 def test_clients_of_different_shapes_are_grouped(programs):
     clients = unequal_clients(3)
     twin = {"twin": clients["client-1"]}
-    answers, engine = replies(ALGORITHMS["with latents"](), clients | twin)
+    updates, engine = replies(ALGORITHMS["with latents"](), clients | twin)
     assert sorted(programs) == [1, 1, 2]  # latents of 3, 6, 9 and 6 rows
-    assert set(answers) == {*clients, "twin"}
+    assert set(updates) == {*clients, "twin"}
     shapes = {name: state.pending.local.shape for name, state in engine.client_states().items()}
     assert shapes == {"client-0": (3,), "client-1": (6,), "client-2": (9,), "twin": (6,)}
-    assert distance(answers["twin"].delta, answers["client-1"].delta) < CLOSE
+    assert distance(updates["twin"].delta, updates["client-1"].delta) < CLOSE
 
 
 def counting_model():
@@ -349,9 +349,9 @@ def test_single_precision_stays_single():
     engine = LocalEngine(algorithm, prepare_clients(model, CLIENTS))
     server = ledger.open_ledger(algorithm, list(CLIENTS))
     _, messages = ledger.dispatch(algorithm, server, list(CLIENTS))
-    single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), [message.brief for message in messages])
-    answer = collect(engine, *(replace(m, brief=brief) for m, brief in zip(messages, single, strict=True)))[0].answer
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(answer.delta)} == {"float32"}
+    single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), [message.inputs for message in messages])
+    update = collect(engine, *(replace(m, inputs=inputs) for m, inputs in zip(messages, single, strict=True)))[0].update
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(update.delta)} == {"float32"}
 
 
 def test_states_from_a_checkpoint_are_taken_up():

@@ -13,7 +13,7 @@ import pytest
 
 from cavity import ledger, training
 from cavity.core import Algorithm, ClientSource, Data, Solver
-from cavity.core.messages import Answer, Report
+from cavity.core.messages import ClientUpdate, Report
 from cavity.distributions import PointMass
 from cavity.errors import DataError, UnsuitableError
 from cavity.schedules import SampledCount, Synchronous
@@ -58,27 +58,27 @@ class Averaging(Algorithm):
     def prior(self):
         return PointMass(jnp.zeros(2))
 
-    def empty_row(self):
+    def initial_entry(self):
         return None
 
-    def problem(self, brief, local, data):
+    def problem(self, inputs, local, data):
         return data.batch, data.weight
 
-    def answer(self, brief, local, problem, solution):
+    def update(self, inputs, local, problem, solution):
         mean, weight = solution
-        step = PointMass(mean) / brief.posterior
+        step = PointMass(mean) / inputs.posterior
         report = Report(jnp.max(jnp.abs(step.location)), jnp.asarray(jnp.nan), jnp.asarray(0), jnp.asarray(True))
-        return Answer((step, weight), report), local
+        return ClientUpdate((step, weight), report), local
 
     def absorb(self, server, replies):
         total, weight, replied = server.method
         for reply in replies:
-            step, its_weight = reply.answer.delta
+            step, its_weight = reply.update.delta
             total, weight, replied = total * step**its_weight, weight + its_weight, replied + 1
         posterior, method = server.posterior, (total, weight, replied)
         if replied == len(server.clients):
             posterior, method = posterior * total ** (1 / weight), self.initial_method(replied)
-        return ledger.Change(posterior, server.rows, method, {reply.client: 1.0 for reply in replies})
+        return ledger.Change(posterior, server.entries, method, {reply.client: 1.0 for reply in replies})
 
     def merge(self, row, delta, exponent):
         return row
@@ -294,7 +294,7 @@ def test_clients_of_similar_size_work_together():
         _, engine, server = opened(source, 16)
         server, record = training.run_round(algorithm, engine, Synchronous(), server)
         engine.close()
-        found.append((server.posterior.location, list(record["residuals"])))
+        found.append((server.posterior.location, list(record["gaps"])))
         mixed = [kinds for _, kinds in source.calls if len(kinds) > 1]
         assert bool(mixed) == isinstance(source, Untold)
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-13)
@@ -337,7 +337,7 @@ def test_what_all_are_told_is_not_copied_for_each(monkeypatch):
     algorithm, engine, server = opened(Lazy(), 16)
     server, _ = training.run_round(algorithm, engine, Synchronous(), server)
     assert [work.common.posterior.location.shape for work in seen] == [(2,)] * 3
-    assert all(work.briefs.posterior is None for work in seen)
+    assert all(work.inputs.posterior is None for work in seen)
     assert seen[0].common.posterior.location is seen[1].common.posterior.location  # put there once
     # after a change of the posterior the clients see the new one
     training.run_round(algorithm, engine, Synchronous(), server)
@@ -358,7 +358,7 @@ def test_messages_of_different_versions_keep_their_own(monkeypatch):
     for reply, at in zip(replies, [(0, 0), (0, 0), (3, 4), (3, 4)], strict=True):
         data = make(reply.client)
         mean = data.weight @ data.batch / data.weight.sum()
-        np.testing.assert_allclose(reply.answer.delta[0].location, mean - np.array(at), rtol=1e-12)
+        np.testing.assert_allclose(reply.update.delta[0].location, mean - np.array(at), rtol=1e-12)
 
 
 def test_the_history_says_how_long_was_computed():

@@ -61,7 +61,7 @@ def problem(family, cavity_precision=1.0, divergence=None):
     return Problem(model, NegativeLogLikelihood(), divergence or KL(), cavity, prior, rows())
 
 
-def answer(problem):
+def update(problem):
     """Mean and precision of the best member, by the normal equations."""
     x, y = (np.asarray(part) for part in problem.data.batch)
     a = np.column_stack([np.ones(len(x)), x])
@@ -99,7 +99,7 @@ def over_keys(solver, problem):
 
 
 def assert_answer(solution, problem, rtol=1e-6):
-    mean, precision = answer(problem)
+    mean, precision = update(problem)
     np.testing.assert_allclose(solution.tilted.mean, mean, rtol=rtol)
     np.testing.assert_allclose(solution.tilted.precision, precision, rtol=rtol, atol=rtol)
 
@@ -147,7 +147,7 @@ def test_stochastic_natural_gradient(family, cavity_precision, batch_size):
     this = problem(family, cavity_precision)
     solver = StochasticNaturalGradient(1500, step_size=0.2, decay=0.02, batch_size=batch_size)
     last_step = 0.2 / (1 + 0.02 * 1500)
-    for found, true in zip(over_keys(solver, this), answer(this), strict=True):
+    for found, true in zip(over_keys(solver, this), update(this), strict=True):
         error = np.std(found, axis=0) / np.sqrt(NUM_KEYS)
         scale = np.max(np.abs(true))
         np.testing.assert_array_less(np.abs(np.mean(found, axis=0) - true), 4 * error + 0.5 * last_step * scale)
@@ -163,7 +163,7 @@ def test_annealed_descent_with_noise():
     this = problem(DiagonalGaussian)
     means, precisions = over_keys(Gradient(annealed, 0.03, num_steps=1000, batch_size=4), this)
     found = np.concatenate([means, np.log(precisions)], axis=1)
-    mean, precision = answer(this)
+    mean, precision = update(this)
     error = np.std(found, axis=0) / np.sqrt(NUM_KEYS)
     true = np.concatenate([mean, np.log(precision)])
     np.testing.assert_array_less(np.abs(np.mean(found, axis=0) - true), 4 * error)
@@ -267,7 +267,7 @@ def test_a_tight_start_tells_units_apart_at_the_prior_alone(family):
 def test_early_stopping_on_the_loss_keeps_a_tight_start_tight():
     """The mean is found before the spread costs more loss than the mean saves (PVI, section 5.3.1)."""
     this = problem(DiagonalGaussian)
-    (mean, precision), options = answer(this), {"window": 1, "patience": 1, "tolerance": 1e-7}
+    (mean, precision), options = update(this), {"window": 1, "patience": 1, "tolerance": 1e-7}
     early = solved(exact(0.1, start=Tight(1e-3), plateau=Plateau(**options, expected_loss_only=True)), this)
     late = solved(exact(0.1, start=Tight(1e-3), plateau=Plateau(**options)), this)
     assert bool(early.converged)
@@ -314,9 +314,9 @@ def test_a_sweep_compiles_once(run, sweep):
     counts = []
     for solver in SWEEPS[sweep]:
         algorithm = PVI(model, solver=solver)
-        brief = drive.Brief(algorithm.prior, algorithm.empty_row())
-        briefs, stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (brief, data))
-        run(algorithm, drive.Work(jax.random.split(jax.random.key(0), 1), briefs, None, stacked), None)
+        inputs = drive.ClientInput(algorithm.prior, algorithm.initial_entry())
+        inputs, stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (inputs, data))
+        run(algorithm, drive.Work(jax.random.split(jax.random.key(0), 1), inputs, None, stacked), None)
         counts.append(len(calls))
     assert counts[0] > 0
     assert counts == counts[:1] * len(SWEEPS[sweep])

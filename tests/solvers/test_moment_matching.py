@@ -128,22 +128,22 @@ def test_mean_field_ends_at_the_pooled_mean_and_fedpa_does_not():
     np.testing.assert_allclose(fit.posterior.mean, POOLED_MEAN, rtol=1e-12)
     # the variances of EP's fixed point: those of factor_k with the other's likelihood, for both k
     for own, other in ((0, "b"), (1, "a")):
-        tilted = np.linalg.inv(PRECISIONS[own] + np.diag(fit.server.rows[other].precision))
+        tilted = np.linalg.inv(PRECISIONS[own] + np.diag(fit.server.entries[other].precision))
         np.testing.assert_allclose(fit.posterior.variance, np.diag(tilted), rtol=1e-9)
-    one = pair_run(DiagonalGaussian, 1, taken_out=WholePosterior()).posterior
+    one = pair_run(DiagonalGaussian, 1, removed=WholePosterior()).posterior
     assert np.linalg.norm(np.asarray(one.mean) - POOLED_MEAN) > 0.1
 
 
 def test_fedpa_is_the_first_round_of_ep_from_a_flat_start():
-    ep, fedpa = pair_run(DiagonalGaussian, 1), pair_run(DiagonalGaussian, 1, taken_out=WholePosterior())
+    ep, fedpa = pair_run(DiagonalGaussian, 1), pair_run(DiagonalGaussian, 1, removed=WholePosterior())
     for name in PAIR:
-        assert fedpa.server.rows[name] is not ep.server.rows[name]
+        assert fedpa.server.entries[name] is not ep.server.entries[name]
     np.testing.assert_allclose(fedpa.posterior.precision, ep.posterior.precision, rtol=1e-14)
     np.testing.assert_allclose(fedpa.posterior.precision_mean, ep.posterior.precision_mean, rtol=1e-14)
     weights = 1 / np.diagonal(COVARIANCES, axis1=1, axis2=2)
     np.testing.assert_allclose(fedpa.posterior.mean, (weights * MEANS).sum(0) / weights.sum(0), rtol=1e-12)
     # and only the first: EP goes on, FedPA stays
-    stays = pair_run(DiagonalGaussian, 3, taken_out=WholePosterior()).posterior
+    stays = pair_run(DiagonalGaussian, 3, removed=WholePosterior()).posterior
     np.testing.assert_allclose(stays.mean, fedpa.posterior.mean, rtol=1e-12)
     assert np.linalg.norm(np.asarray(pair_run(DiagonalGaussian, 2).posterior.mean) - fedpa.posterior.mean) > 0.01
 
@@ -176,6 +176,6 @@ def test_rows_of_a_location_with_correlated_noise():
     pooled = np.linalg.solve(9 * precision + np.eye(2) / 9, precision @ ROWS.sum(0))
     np.testing.assert_allclose(fit.posterior.mean, pooled, rtol=1e-9)
     for name, rows in CLIENTS.items():
-        rest = fit.posterior / fit.server.rows[name]
+        rest = fit.posterior / fit.server.entries[name]
         tilted = np.linalg.inv(len(rows) * precision + np.diag(rest.precision))
         np.testing.assert_allclose(fit.posterior.variance, np.diag(tilted), rtol=1e-9)

@@ -17,8 +17,8 @@ def least_squares(x, y):
     centre, scale, middle = x.mean(0), x.std(0), y.mean()
     z = np.column_stack([np.ones(len(y)), (x - centre) / scale])
     found = np.linalg.lstsq(z, y - middle)[0]
-    residual = y - middle - z @ found
-    errors = np.sqrt(residual @ residual / (len(y) - z.shape[1]) * np.diag(np.linalg.inv(z.T @ z)))
+    gap = y - middle - z @ found
+    errors = np.sqrt(gap @ gap / (len(y) - z.shape[1]) * np.diag(np.linalg.inv(z.T @ z)))
     slopes = found[1:] / scale
     return np.append(middle + found[0] - slopes @ centre, slopes), errors[1:] / scale
 

@@ -74,10 +74,10 @@ def test_names_and_matrices_are_those_of_formulaic():
 )
 def test_each_rule_gives_the_names_of_formulaic(right):
     levels = {"f": "uvw", "g": "ab", "h": "pqr"}
-    codes = {name: np.arange(12) % len(letters) for name, letters in levels.items()}
+    codes = {name: np.arange(12) % len(envelopes) for name, envelopes in levels.items()}
     numbers = {name: 1.0 + np.arange(12) / 10 + i for i, name in enumerate(("x", "z", "2x", "1e5", "a.b", "a b"))}
     frame = pd.DataFrame(
-        {name: pd.Categorical.from_codes(codes[name], list(letters)) for name, letters in levels.items()} | numbers
+        {name: pd.Categorical.from_codes(codes[name], list(envelopes)) for name, envelopes in levels.items()} | numbers
     )
     expected = formulaic.Formula(f"y ~ {right}").rhs.get_model_matrix(frame, context={}, output="numpy")
     formula = parse_formula(f"y ~ {right}")

@@ -190,18 +190,18 @@ def test_a_numpyro_model_with_latents_that_stay():
     """
     study = parse_study(text)
     rng = np.random.default_rng(0)
-    silos = {
+    clients = {
         name: as_table(
             {"ward": np.repeat([f"{name}1", f"{name}2"], 15), "dose": rng.random(30), "outcome": rng.random(30)}
         )
         for name in ("a", "b")
     }
-    assert [f.severity for f in check(study, silos["a"])] == []
-    fit = run_study(study, silos)
+    assert [f.severity for f in check(study, clients["a"])] == []
+    fit = run_study(study, clients)
     assert len(fit.history) == 20
     assert "mu" in str(fit.summary())
     assert "the change of the globals" in str(shipments(study)[0])
     averaged = parse_study(text.replace('"sfvi"', '"sfvi-avg"\ntotal = 4\nlocal_steps = 5').replace("= 20", "= 2"))
-    assert len(run_study(averaged, silos).history) == 2
+    assert len(run_study(averaged, clients).history) == 2
     with pytest.raises(StudyError, match="has local latents"):
         study_algorithm(parse_study(text.replace('"sfvi"', '"pvi"')), Scaling())

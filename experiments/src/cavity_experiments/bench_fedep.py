@@ -72,7 +72,7 @@ def bench_fedep(journal: Journal, size: Size, seed: int) -> None:
     begun = cavity.run(averaging, clients, schedule=SampledCount(per_round), rounds=2, tolerance=0.0, seed=seed)
     rounds = {BASELINE: _Rounds(begun)}
     for name, method in _methods(model, num_clients * rows_per_client).items():
-        rounds[name] = _Rounds(begun.hand_over(method, precision_per_row=PRECISION_PER_ROW))
+        rounds[name] = _Rounds(begun.warm_start(method, precision_per_row=PRECISION_PER_ROW))
     for one in rounds.values():
         one.round()  # compiles
     wall, processor = (np.zeros((turns, len(rounds))) for _ in range(2))

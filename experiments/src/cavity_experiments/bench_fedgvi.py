@@ -12,7 +12,7 @@ from cavity import losses
 from cavity.aggregation import one_over
 from cavity.algorithms import PVI, FedGVI
 from cavity.core import Data
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.divergences import Renyi
 from cavity.models import mlp_classifier, normal_location
 from cavity.simulation.drive import client_half
@@ -63,13 +63,13 @@ def _score_matching(journal: Journal, *, quick: bool, seed: int) -> None:
     model = normal_location(dimension)
     method = FedGVI(model, losses.ScoreMatching(losses.SquaredExponential(2.0)))
     data = jax.tree.map(jnp.asarray, Data(rows, np.ones(num_rows), np.asarray(num_rows)))
-    brief = jax.tree.map(jnp.asarray, Brief(model.prior, method.empty_row()))
-    update = eqx.filter_jit(lambda brief, data: client_half(method, jax.random.key(0), brief, None, data)[0])
+    inputs = jax.tree.map(jnp.asarray, ClientInput(model.prior, method.initial_entry()))
+    update = eqx.filter_jit(lambda inputs, data: client_half(method, jax.random.key(0), inputs, None, data)[0])
     by_xla = jax.jit(lambda x: jnp.sum(x * x))
     flat = rows.ravel()
     seconds = best_of(
         1 if quick else 7,
-        update=lambda: update(brief, data),
+        update=lambda: update(inputs, data),
         sum_by_xla=lambda: by_xla(data.batch),
         sum_by_blas=lambda: np.dot(flat, flat),
     )

@@ -18,7 +18,7 @@ import optax
 
 from cavity.algorithms.hierarchical import HierarchicalPVI
 from cavity.core import Data
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.models.gp.factor_forms import Decoupled
 from cavity.models.gp.pooled_gp import collapsed_bound
 from cavity.models.gp.sparse_gp import sparse_gp
@@ -58,9 +58,9 @@ def steps(num_rows: int, num_inducing: int, num_pseudo: int, seed: int) -> tuple
     model = sparse_gp(NUM_INPUTS, num_inducing=num_inducing, form=Decoupled(num_pseudo), seed=seed)
     algorithm = HierarchicalPVI(model)
     data = Data((x, y), jnp.ones(num_rows), jnp.asarray(num_rows))
-    empty = algorithm.empty_row()
+    empty = algorithm.initial_entry()
     posterior = jax.tree.map(jnp.asarray, algorithm.rebuild(algorithm.prior, [empty] * NUM_CLIENTS))
-    problem = algorithm.problem(Brief(posterior, empty), None, data)
+    problem = algorithm.problem(ClientInput(posterior, empty), None, data)
     solver = SharedDescent(optax.adam)
     state = solver.init(problem)
     local = eqx.filter_jit(solver.step)

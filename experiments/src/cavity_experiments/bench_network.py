@@ -23,9 +23,9 @@ from cavity.errors import CavityError
 from cavity.models import linear_regression
 from cavity.network.client_state import ClientStore, SentLog
 from cavity.network.engine import NetworkEngine
-from cavity.network.protocol import Identity, Setting
-from cavity.network.session import POLL, Clientele, Terms
-from cavity.network.worker import Half, Site, Worker
+from cavity.network.protocol import Identity, RunConfig
+from cavity.network.session import POLL, Session, SessionConfig
+from cavity.network.worker import ClientConfig, Site, Worker
 from cavity.schedules import Synchronous
 from cavity.solvers import FixedPoint
 from cavity.training import Stopping
@@ -46,15 +46,15 @@ def bench_network(journal: Journal, size: Size, seed: int) -> None:
     quick = size is Size.QUICK
     num_rounds, num_features = (3, 999) if quick else (10, 3_124_999)  # means and precisions of 50 MB
     journal.settings(num_clients=len(NAMES), num_rounds=num_rounds, num_features=num_features)
-    answers: Answers = dict.fromkeys(NAMES, bytes)
+    updates: Answers = dict.fromkeys(NAMES, bytes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Loopback(*unkeyed(folder / "loopback", NAMES), answers) as loopback:
+        with Loopback(*unkeyed(folder / "loopback", NAMES), updates) as loopback:
             echo = _echoes(loopback, num_rounds)
             journal.say(f"letters there and back: {echo:.2f} s")
-            trivial = _rounds(journal, "trivial work", loopback, answers, folder, 1, num_rounds, seed)
+            trivial = _rounds(journal, "trivial work", loopback, updates, folder, 1, num_rounds, seed)
             before = _peak_megabytes(loopback)
-            _rounds(journal, "large posterior", loopback, answers, folder, num_features, 2, seed)
+            _rounds(journal, "large posterior", loopback, updates, folder, num_features, 2, seed)
             for program, megabytes in _peak_megabytes(loopback).items():
                 journal.row("peak memory", program=program, before=before[program], large_posterior=megabytes)
         bare = float(np.mean(echo_seconds(folder / "bare", len(NAMES), num_rounds)))
@@ -71,7 +71,7 @@ def _rounds(
     journal: Journal,
     kind: str,
     loopback: Loopback,
-    answers: Answers,
+    updates: Answers,
     folder: Path,
     num_features: int,
     num_rounds: int,
@@ -82,9 +82,9 @@ def _rounds(
     algorithm = PVI(model, solver=FixedPoint(max_steps=1, newton=False))
     rng = np.random.default_rng(seed)
     rows = {name: (rng.normal(size=(NUM_ROWS, num_features)), rng.normal(size=NUM_ROWS)) for name in NAMES}
-    answers |= _answers(algorithm, prepare_clients(algorithm.model, rows), folder / kind, seed)
-    clientele = Clientele(loopback.post, Terms(IDENTITY, RUN, NAMES), say=journal.say)
-    engine, schedule = NetworkEngine(algorithm, clientele, Setting(None), least=len(NAMES)), Synchronous()
+    updates |= _answers(algorithm, prepare_clients(algorithm.model, rows), folder / kind, seed)
+    session = Session(loopback.transport, SessionConfig(IDENTITY, RUN, NAMES), say=journal.say)
+    engine, schedule = NetworkEngine(algorithm, session, RunConfig(None), least=len(NAMES)), Synchronous()
     server = training.open_federation(algorithm, schedule, NAMES, seed)
     _, history, _ = training.run(algorithm, engine, schedule, server, [], Stopping(num_rounds + 1, 0.0))
     if history[-1]["communications"] != len(NAMES) * (num_rounds + 1):
@@ -98,32 +98,36 @@ def _rounds(
 
 def _answers(algorithm: PVI, data: Mapping[str, Data], folder: Path, seed: int) -> Answers:
     def worker(name: str) -> Worker:
-        half = Half(algorithm, data[name], seed)
+        half = ClientConfig(algorithm, data[name], seed)
         site = Site(name, IDENTITY, half=lambda setting: half, sums=lambda scaling: None, finish=lambda files: None)
         return Worker(site, ClientStore(folder / name), SentLog(folder / name / "sent.jsonl"))
 
-    return {name: worker(name).answer for name in NAMES}
+    return {name: worker(name).handle for name in NAMES}
 
 
 def _echoes(loopback: Loopback, num_rounds: int) -> float:
     """Seconds for a letter to every client and its return."""
-    post, deadline = loopback.post, time.monotonic() + 120.0
-    while len(addresses := list(post.reachable())) < len(NAMES):
+    transport, deadline = loopback.transport, time.monotonic() + 120.0
+    while len(addresses := list(transport.reachable())) < len(NAMES):
         if time.monotonic() > deadline:
             raise CavityError("Flower's nodes did not connect within two minutes")
         time.sleep(POLL)
     began = time.perf_counter()
     for _ in range(num_rounds):
-        awaited = set(post.send(dict.fromkeys(addresses, b"?"), 60.0).values())
+        awaited = set(transport.send(dict.fromkeys(addresses, b"?"), 60.0).values())
         while awaited:
-            awaited -= {delivery.letter for delivery in post.fetch(awaited)}
+            awaited -= {delivery.envelope for delivery in transport.fetch(awaited)}
             time.sleep(POLL if awaited else 0.0)
     return (time.perf_counter() - began) / num_rounds
 
 
 def _peak_megabytes(loopback: Loopback) -> dict[str, float]:
     """Of Flower's programs and of this one, so far; nothing where the system does not tell."""
-    programs = {"SuperLink": loopback.post.pid, "proxy": loopback.post.proxy_pid, "server and clients": "self"}
+    programs = {
+        "SuperLink": loopback.transport.pid,
+        "proxy": loopback.transport.proxy_pid,
+        "server and clients": "self",
+    }
     programs |= {f"SuperNode of {name}": node.pid for name, node in loopback.nodes.items()}
     found = {}
     for program, number in programs.items():

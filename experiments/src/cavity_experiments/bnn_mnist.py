@@ -52,7 +52,7 @@ def bnn_mnist(journal: Journal, size: Size, seed: int) -> None:
     for name, clients in cases.items():
         method = PVI(model, solver=images.perceptron_solver(clients, epochs), damping=Fixed(1.0))
         fit = images.train(journal, name, method, clients, passes, seed, scores)
-        entries = ("round", "test_error", "test_log_likelihood", "residual", "exponent", "communications", "seconds")
+        entries = ("round", "test_error", "test_log_likelihood", "gap", "exponent", "communications", "seconds")
         histories[name] = [{entry: record[entry] for entry in entries} for record in fit.history]
         journal.put("histories", histories)
         journal.row("fits", fit=name, **histories[name][-1])

@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 
 from cavity import ledger, training
 from cavity.core import Algorithm, ClientSource, Data, Solver
-from cavity.core.messages import Answer, Brief, Reply, Report, ServerState
+from cavity.core.messages import ClientInput, ClientUpdate, Reply, Report, ServerState
 from cavity.distributions import PointMass
 from cavity.schedules import Synchronous
 from cavity.simulation.streaming import StreamingEngine
@@ -63,25 +63,25 @@ class Average(Algorithm):
     def prior(self) -> PointMass:
         return PointMass(jnp.zeros(NUM_COLUMNS, jnp.float32))
 
-    def empty_row(self) -> PyTree:
+    def initial_entry(self) -> PyTree:
         return None
 
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> Data:
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Data:
         return data
 
-    def answer(self, brief: Brief, local: PyTree, problem: Data, solution: Any) -> tuple[Answer, PyTree]:
-        delta = PointMass(solution) / brief.posterior
-        residual = jnp.max(jnp.abs(delta.location))
-        return Answer(delta, Report(residual, jnp.asarray(jnp.nan), jnp.asarray(0), jnp.asarray(True))), None
+    def update(self, inputs: ClientInput, local: PyTree, problem: Data, solution: Any) -> tuple[ClientUpdate, PyTree]:
+        delta = PointMass(solution) / inputs.posterior
+        gap = jnp.max(jnp.abs(delta.location))
+        return ClientUpdate(delta, Report(gap, jnp.asarray(jnp.nan), jnp.asarray(0), jnp.asarray(True))), None
 
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
         total, count = server.method
         for reply in replies:
-            total, count = total * reply.answer.delta, count + 1
+            total, count = total * reply.update.delta, count + 1
         posterior, method = server.posterior, (total, count)
         if count == len(server.clients):
             posterior, method = posterior * total ** (1 / count), self.initial_method(count)
-        return ledger.Change(posterior, server.rows, method, {reply.client: 1.0 for reply in replies})
+        return ledger.Change(posterior, server.entries, method, {reply.client: 1.0 for reply in replies})
 
     def merge(self, row: PyTree, delta: PyTree, exponent: Any) -> PyTree:
         return row

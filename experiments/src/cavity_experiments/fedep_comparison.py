@@ -117,7 +117,7 @@ def compare(journal: Journal, task: Task) -> dict[str, Outcome]:
     outcomes = {}
     for name in METHODS:
         began, these = time.monotonic(), looks(name)
-        fit = methods.go_on(name, burnt, task.setting, task.num_rows, [these])
+        fit = methods.continue_run(name, burnt, task.setting, task.num_rows, [these])
         records = first.records + these.records
         outcomes[name] = outcome = Outcome(records, averaged(records, task.window), fit.posterior)
         refused = sum(record["refused"] for record in fit.history)

@@ -123,11 +123,11 @@ def burn_in(
     )
 
 
-def go_on(name: str, burnt: Fit, setting: Setting, num_rows: int, observers: Sequence[Observer] = ()) -> Fit:
+def continue_run(name: str, burnt: Fit, setting: Setting, num_rows: int, observers: Sequence[Observer] = ()) -> Fit:
     """The rounds of one method after the burn-in."""
     algorithm = method(name, burnt.algorithm.model, setting, num_rows)
     if isinstance(algorithm, FedAvg):
         burnt = replace(burnt, algorithm=algorithm)
     else:
-        burnt = burnt.hand_over(algorithm, precision_per_row=setting.choices[name].precision_per_row)
+        burnt = burnt.warm_start(algorithm, precision_per_row=setting.choices[name].precision_per_row)
     return burnt.refine(setting.rounds, 0.0, observers=observers)

@@ -146,7 +146,7 @@ def methods() -> dict[str, PVI]:
         prior = flat if family is FullGaussian else DiagonalGaussian(jnp.zeros(2), jnp.zeros(2))
         model = linear_regression(2, noise_sd=1.0, intercept=False, prior=prior)
         solver = MomentMatching(precision_per_row)
-        return PVI(model, solver=solver, damping=Fixed(1.0), taken_out=WholePosterior() if alone else None)
+        return PVI(model, solver=solver, damping=Fixed(1.0), removed=WholePosterior() if alone else None)
 
     return {
         FEDAVG: method(DiagonalGaussian, precision_per_row=PRECISION_PER_ROW, alone=True),
@@ -160,10 +160,10 @@ def methods() -> dict[str, PVI]:
 @eqx.filter_jit
 def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array, "draws rounds d"]:
     """After each synchronous round, of all draws in one program: the local engine's rounds, side by side."""
-    empty = algorithm.empty_row()
+    empty = algorithm.initial_entry()
     start = Ledger(
         posterior=algorithm.prior,
-        rows=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty),
+        entries=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty),
         method=algorithm.initial_method(2),
         version=jnp.uint32(0),
         sequences=jnp.zeros(2, jnp.uint32),

@@ -197,5 +197,5 @@ def _fit(
     step_size = MANY_CLIENTS_STEP_SIZE if len(clients) == 10 else images.STEP_SIZE
     algorithm = method(name, model, images.perceptron_solver(clients, epochs, step_size), delta)
     fit = images.train(journal, label, algorithm, clients, passes, seed, scores)
-    entries = ("round", *scores, "residual", "exponent", "refused", "seconds")
+    entries = ("round", *scores, "gap", "exponent", "refused", "seconds")
     return [{entry: record[entry] for entry in entries} for record in fit.history], time.monotonic() - began

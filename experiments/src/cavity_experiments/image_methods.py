@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 
 from cavity.aggregation import Fixed
 from cavity.algorithms import PVI
-from cavity.algorithms.cavities import AllButShare, Nothing, TakenOut
+from cavity.algorithms.cavities import AllButShare, Nothing, Removal
 from cavity.core import Schedule
 from cavity.distributions.mean_scale import MeanScale
 from cavity.fit.run import Fit, run
@@ -124,10 +124,10 @@ class Task:
     scores: Mapping[str, Callable[[Any], float]]
     tell: Observer
 
-    def method(self, exponent: float = 1.0, taken_out: TakenOut | None = None, num_steps: int | None = None) -> PVI:
+    def method(self, exponent: float = 1.0, removed: Removal | None = None, num_steps: int | None = None) -> PVI:
         """PVI with the setting's solver, undamped unless told otherwise."""
         solver = self.setting.solver(self.setting.num_steps if num_steps is None else num_steps)
-        return PVI(self.model, solver=solver, damping=Fixed(exponent), taken_out=taken_out)
+        return PVI(self.model, solver=solver, damping=Fixed(exponent), removed=removed)
 
     def run(self, method: PVI, schedule: Schedule, rounds: int, clients: Mapping[str, Images] | None = None) -> Fit:
         """From the prior. Clients keep their factors, so that a visit does not cost a product over all of them."""
@@ -143,7 +143,7 @@ class Task:
             observers=[counting_steps(schedule), self.tell],
         )
 
-    def go_on(self, fit: Fit, method: PVI, schedule: Schedule, rounds: int) -> Fit:
+    def continue_run(self, fit: Fit, method: PVI, schedule: Schedule, rounds: int) -> Fit:
         """From where a fit ended, by another method."""
         server = replace(fit.server, schedule=schedule.init(fit.server.names))
         observers = [counting_steps(schedule, fit.history[-1]["gradient_steps"]), self.tell]
@@ -156,10 +156,10 @@ def _pvi(task: Task) -> Fit:
     if not setting.two_digits:
         return task.run(task.method(), Sequential(), setting.passes)
     fit = task.run(task.method(1 / setting.num_clients), Synchronous(), 1)
-    fit = task.go_on(fit, task.method(), in_turn, setting.passes - setting.damped_passes - 1)
+    fit = task.continue_run(fit, task.method(), in_turn, setting.passes - setting.damped_passes - 1)
     if setting.damped_passes == 0:
         return fit
-    return task.go_on(fit, task.method(LAST_EXPONENT), in_turn, setting.damped_passes)
+    return task.continue_run(fit, task.method(LAST_EXPONENT), in_turn, setting.damped_passes)
 
 
 def _synchronous(task: Task) -> Fit:
@@ -178,7 +178,7 @@ def _committee(task: Task) -> Fit:
 
 def _committee_of_shares(task: Task) -> Fit:
     num_rows = sum(len(y) for _, y in task.clients.values())
-    method = task.method(taken_out=AllButShare(num_rows), num_steps=task.setting.one_pass_steps)
+    method = task.method(removed=AllButShare(num_rows), num_steps=task.setting.one_pass_steps)
     return task.run(method, Synchronous(), 1)
 
 
@@ -187,7 +187,7 @@ def _continual(task: Task) -> Fit:
 
 
 def _streaming(task: Task) -> Fit:
-    return task.run(task.method(taken_out=Nothing()), Sequential(), task.setting.passes)
+    return task.run(task.method(removed=Nothing()), Sequential(), task.setting.passes)
 
 
 METHODS: dict[str, Callable[[Task], Fit]] = {

@@ -33,14 +33,14 @@ class Loopback:
         self,
         server: ServerSide,
         clients: Mapping[str, ClientSide],
-        answers: Mapping[str, Callable[[bytes], bytes]],
+        updates: Mapping[str, Callable[[bytes], bytes]],
     ):
-        def answer(name: str, content: bytes) -> bytes:
-            return answers[name](content)
+        def update(name: str, content: bytes) -> bytes:
+            return updates[name](content)
 
         self._over = threading.Event()
-        self.post = FlowerPost(server)
-        self.nodes = {name: FlowerNode(side, partial(answer, name)) for name, side in clients.items()}
+        self.transport = FlowerPost(server)
+        self.nodes = {name: FlowerNode(side, partial(update, name)) for name, side in clients.items()}
         self._threads = [threading.Thread(target=node.serve, args=(self._over.is_set,)) for node in self.nodes.values()]
         for thread in self._threads:
             thread.start()
@@ -52,7 +52,7 @@ class Loopback:
         self._over.set()
         for thread in self._threads:
             thread.join()
-        self.post.close()
+        self.transport.close()
 
 
 def unkeyed(folder: Path, names: Iterable[str]) -> tuple[ServerSide, dict[str, ClientSide]]:

@@ -81,7 +81,7 @@ def pvi_adult(journal: Journal, size: Size, seed: int) -> None:
         for case, fit in _fits(journal, cases, current):
             kls = [record["kl"] for record in fit.history]
             reached[case.check].append(kls[: case.within][-1])
-            entries = ("round", "kl", "residual", "exponent", "communications", "bytes", "seconds")
+            entries = ("round", "kl", "gap", "exponent", "communications", "bytes", "seconds")
             histories[f"{case.label}, seed {current}"] = [{e: record[e] for e in entries} for record in fit.history]
             journal.put("histories", histories)
     for case in CASES:

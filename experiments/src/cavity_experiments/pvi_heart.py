@@ -154,7 +154,7 @@ def predicted(
     alone = np.zeros(len(y))
     for name, rows in hospitals.items():
         here = rows[is_test[rows]]
-        alone[here] = risk(once.server.prior * once.server.rows[name], here)
+        alone[here] = risk(once.server.prior * once.server.entries[name], here)
     return {ALONE: alone[is_test]} | {way: risk(q, np.flatnonzero(is_test)) for way, q in posteriors.items()}
 
 

@@ -279,7 +279,7 @@ def _tolerance(steps: int | None) -> float:
 
 def _records(fit: Fit, steps: int | None, visits_in_turn: int) -> list[dict[str, Any]]:
     """What is kept of a history, and gradient steps as time goes: those of clients at work together count once."""
-    entries = ("round", "residual", "exponent", "communications", "bytes", "seconds", "validation_log_likelihood")
+    entries = ("round", "gap", "exponent", "communications", "bytes", "seconds", "validation_log_likelihood")
     kept = [{e: record[e] for e in (*entries, *(f"test_{name}" for name in SCORES))} for record in fit.history]
     return [r | {"steps": None if steps is None else steps * visits_in_turn * r["round"]} for r in kept]
 

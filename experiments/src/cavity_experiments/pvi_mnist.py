@@ -58,7 +58,7 @@ SAME_ERROR_BAR, SAME_GAP_BAR = 2.3, 0.3  # per cent, points
 SKEWED_ERROR_BAR, SKEWED_GAP_BAR, MINUTES_BAR = 3.5, 1.5, 90.0
 
 ENTRIES = (
-    "round", "test_error", "test_log_likelihood", "pruned", "gradient_steps", "communications", "residual", "exponent",
+    "round", "test_error", "test_log_likelihood", "pruned", "gradient_steps", "communications", "gap", "exponent",
     "refused", "seconds",
 )  # fmt: skip
 ROW = ("test_error", "test_log_likelihood", "pruned", "gradient_steps", "communications", "seconds")

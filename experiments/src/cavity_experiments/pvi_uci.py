@@ -44,7 +44,7 @@ WITHIN = {"mean field": {"A": 15, "B": 25}, "full covariance": {"A": 3, "B": 10}
 NUM_SEEDS = {"adult": (1, 5), "bank": (1, 5), "credit": (10, 20)}  # by default, and in full
 GLOBAL, PVI_ALL_AT_ONCE = "global VI", "PVI, synchronous"
 ENTRIES = (
-    "round", "communications", "gradient_steps", "bytes", "seconds", "residual", "exponent",
+    "round", "communications", "gradient_steps", "bytes", "seconds", "gap", "exponent",
     "validation_log_likelihood", "test_log_likelihood", "test_error",
 )  # fmt: skip
 

@@ -41,8 +41,8 @@ def schemes(
         synchronous: damping of synchronous PVI.
         sequential: damping of sequential PVI; None is adaptive.
     """
-    split = {"damping": UNDAMPED, "taken_out": AllButShare(num_rows)}
-    streaming = {"damping": UNDAMPED, "taken_out": Nothing()}
+    split = {"damping": UNDAMPED, "removed": AllButShare(num_rows)}
+    streaming = {"damping": UNDAMPED, "removed": Nothing()}
     return {
         "PVI, synchronous": Scheme(Synchronous(), rounds, {"damping": synchronous}),
         "PVI, sequential": Scheme(Sequential(), passes, {} if sequential is None else {"damping": sequential}),
@@ -58,7 +58,7 @@ def counting_steps(schedule: Schedule, before: int = 0) -> Observer:
 
     Clients of a synchronous round work side by side, so the longest solve counts; in a sequential pass all do.
     """
-    combine: Callable[[Sequence[int]], int] = max if schedule.everybody_together else sum
+    combine: Callable[[Sequence[int]], int] = max if schedule.is_synchronous else sum
     total = before
 
     def count(record: Record, server: ServerState) -> None:

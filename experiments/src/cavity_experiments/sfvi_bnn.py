@@ -76,10 +76,12 @@ def skewed(rng: np.random.Generator, labels: np.ndarray, digits: np.ndarray) -> 
     return parts
 
 
-def silos(seed: int, num_silos: int, train: Images, test: Images) -> tuple[dict[str, Images], dict[str, Images]]:
+def client_images(
+    seed: int, num_clients: int, train: Images, test: Images
+) -> tuple[dict[str, Images], dict[str, Images]]:
     """The training and test parts of every silo; which digit is whose depends on the seed."""
     rng = np.random.default_rng(seed)
-    digits = rng.permutation(np.arange(num_silos) % NUM_DIGITS)
+    digits = rng.permutation(np.arange(num_clients) % NUM_DIGITS)
     parts = [skewed(rng, images[1], digits) for images in (train, test)]
     return select(train, parts[0]), select(test, parts[1])
 
@@ -169,7 +171,7 @@ def sfvi_bnn(journal: Journal, size: Size, seed: int) -> None:
     numbers_of_silos, seeds = ((10, 50) if full else (10,)), range(seed, seed + (FULL_SEEDS if full else 1))
     journal.settings(
         data="MNIST; 90 % of a silo one digit, other digits evenly; training and test parts alike",
-        num_silos=numbers_of_silos,
+        num_clients=numbers_of_silos,
         seeds=list(seeds),
         network=f"784-{budget.hidden}-10 without biases, ReLU, mean field",
         sfvi=f"{budget.exchanges} exchanges, {BATCH_SIZE} rows of each silo",
@@ -181,19 +183,19 @@ def sfvi_bnn(journal: Journal, size: Size, seed: int) -> None:
     )
     table = sources.mnist()
     train, test = ((table.x[rows], table.y[rows]) for rows in (table.train, table.test))
-    for num_silos in numbers_of_silos:
+    for num_clients in numbers_of_silos:
         found: dict[tuple[str, str], list[np.ndarray]] = {}
         for one_seed in seeds:
-            clients, parts = silos(one_seed, num_silos, train, test)
+            clients, parts = client_images(one_seed, num_clients, train, test)
             for case, right in _fits(journal, budget, clients, parts, one_seed):
                 found.setdefault(case, []).append(right)
-        for case, asked in PAPER[num_silos].items():
+        for case, asked in PAPER[num_clients].items():
             value, bar = float(np.mean(found[case])), asked - MARGIN
-            name = f"sfvi-1 {' by '.join(case)}, {num_silos} silos: accuracy, %"
+            name = f"sfvi-1 {' by '.join(case)}, {num_clients} silos: accuracy, %"
             journal.check(
                 name, value, f">= {bar:.1f} (the paper's {asked} - {MARGIN})", None if quick else value >= bar
             )
-        journal.figure(f"accuracy_{num_silos}", lambda found=found: _by_silo(found))
+        journal.figure(f"accuracy_{num_clients}", lambda found=found: _by_silo(found))
 
 
 def _fits(
@@ -205,8 +207,8 @@ def _fits(
     def done(case: tuple[str, str], right: np.ndarray, began: float) -> tuple[tuple[str, str], np.ndarray]:
         seconds = time.monotonic() - began
         journal.row(
-            "fits", silos=len(clients), seed=seed, model=case[0], method=case[1], accuracy=right.mean(), sd=right.std(),
-            lowest=right.min(), by_silo=right, seconds=seconds,
+            "fits", clients=len(clients), seed=seed, model=case[0], method=case[1], accuracy=right.mean(),
+            sd=right.std(), lowest=right.min(), by_client=right, seconds=seconds,
         )  # fmt: skip
         journal.say(f"{', '.join(case)}: {right.mean():.2f} % (sd over silos {right.std():.2f}), {seconds:.0f} s")
         return case, right
@@ -226,9 +228,9 @@ def _fits(
     fit = fit_sfvi(model, {"pooled": (x, y)}, exchanges, seed, batch_size=BATCH_SIZE * len(clients))
     yield done(("FedPop", "pooled"), accuracies(model, fit, test), began)
     began, right = time.monotonic(), []
-    for silo, images in clients.items():
-        fit = fit_sfvi(model, {silo: images}, exchanges, seed)
-        right.append(accuracies(model, fit, {silo: test[silo]}))
+    for client, images in clients.items():
+        fit = fit_sfvi(model, {client: images}, exchanges, seed)
+        right.append(accuracies(model, fit, {client: test[client]}))
     yield done(("FedPop", "alone"), np.concatenate(right), began)
 
 

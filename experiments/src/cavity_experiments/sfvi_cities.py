@@ -65,11 +65,11 @@ def sfvi_cities(journal: Journal, size: Size, seed: int) -> None:
     model = numpyro_model(mixed.wheezing, pooled, unit="child")
     worst: dict[str, dict[str, float]] = {}
     for at in seeds:
-        silos = shared_out(at)
+        clients = shared_out(at)
         for name, options in {"K = 20": {}, "K = 1": {"num_samples": 1}}.items():
             method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE, **options)
             began = time.perf_counter()
-            fit = run(method, silos, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=at)
+            fit = run(method, clients, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=at)
             rows = _note(journal, f"SFVI, {name}", fit, reference, at, time.perf_counter() - began)
             found = worst.setdefault(name, {"slopes": 0.0, "means": 0.0, "sds": 0.0})
             for row in rows:

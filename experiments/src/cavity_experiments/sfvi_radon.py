@@ -31,7 +31,7 @@ def sfvi_radon(journal: Journal, size: Size, seed: int) -> None:
     quick = size is Size.QUICK
     num_steps = 500 if quick else NUM_STEPS
     journal.settings(
-        silos=NUM_SILOS, optimiser=f"Adam {STEP_SIZE}, cosine decay over {num_steps} exchanges", samples="K = 20"
+        clients=NUM_SILOS, optimiser=f"Adam {STEP_SIZE}, cosine decay over {num_steps} exchanges", samples="K = 20"
     )
     radon, use = sources.radon(), sources.contraception()
     houses = {"county": radon.county, "floor": radon.floor, "log_radon": radon.log_radon}
@@ -66,11 +66,11 @@ def study(
     )
     journal.row("nuts", study=name, r_hat=r_hat, ess=ess, seconds=time.perf_counter() - began)
     home = np.random.default_rng(seed).permutation(np.arange(len(labels)) % NUM_SILOS)[places]
-    silos = {f"silo {j + 1}": {key: column[home == j] for key, column in columns.items()} for j in range(NUM_SILOS)}
+    clients = {f"silo {j + 1}": {key: column[home == j] for key, column in columns.items()} for j in range(NUM_SILOS)}
     model = numpyro_model(function, columns, unit=unit, num_units=num_units)
     method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE)
     began = time.perf_counter()
-    fit = run(method, silos, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=seed)
+    fit = run(method, clients, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=seed)
     seconds = time.perf_counter() - began
     rows = mixed.compared(fit.summary(), reference)
     for row in rows:
@@ -97,10 +97,10 @@ def hospitals(journal: Journal, num_steps: int, seed: int) -> None:
     """The indomethacin trial: the treatment's effect with one intercept for all, and with one per hospital."""
     rows, _ = trial.admitted()
     fixed = run(PVI(logistic_regression(trial.FEATURES, prior_scale=trial.PRIOR_SCALE)), rows)
-    silos = {name: {"x": x, "y": y} for name, (x, y) in rows.items()}
-    model = numpyro_model(pancreatitis, next(iter(silos.values())), local=("level",))
+    clients = {name: {"x": x, "y": y} for name, (x, y) in rows.items()}
+    model = numpyro_model(pancreatitis, next(iter(clients.values())), local=("level",))
     method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE)
-    fit = run(method, silos, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=seed)
+    fit = run(method, clients, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=seed)
     found = {"one intercept for all": fixed.summary()[trial.TREATMENT], "one per hospital": fit.summary()["beta[0]"]}
     for name, estimate in found.items():
         journal.row(
@@ -113,6 +113,6 @@ def hospitals(journal: Journal, num_steps: int, seed: int) -> None:
         )
     between = fit.summary()["between"]
     journal.row("between hospitals", mean=between.mean, sd=between.sd, lower=between.lower, upper=between.upper)
-    for name in silos:
-        own = fit.silo(name).summary().estimates[0]
+    for name in clients:
+        own = fit.local(name).summary().estimates[0]
         journal.row("hospitals", hospital=name, level=own.mean, sd=own.sd)

@@ -46,10 +46,10 @@ def softmax(x: Any, y: Any = None) -> None:
 def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
     """Table S1 for J = 25: SFVI, SFVI-Avg with one and with fifty rounds, silos alone, and all rows at one silo."""
     quick = size is Size.QUICK
-    num_silos, num_steps = (3, 200) if quick else (NUM_SILOS, NUM_STEPS)
+    num_clients, num_steps = (3, 200) if quick else (NUM_SILOS, NUM_STEPS)
     rounds, local_steps = (2, 50) if quick else (AVG_ROUNDS, LOCAL_STEPS)
     journal.settings(
-        data=f"MNIST, {num_silos} silos of {ROWS} images, 10,000 test images",
+        data=f"MNIST, {num_clients} silos of {ROWS} images, 10,000 test images",
         model="784-10 softmax regression, mean field, prior scales learned",
         optimiser=f"Adam {STEP_SIZE}, cosine decay, all rows, one draw",
         budget=f"{num_steps} exchanges; SFVI-Avg 1 x {num_steps} and {rounds} x {local_steps} steps",
@@ -57,26 +57,26 @@ def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
     table = sources.mnist()
     x, y = (np.asarray(column[table.train]) for column in (table.x, table.y))
     test = (jnp.asarray(table.x[table.test], jnp.float32), np.asarray(table.y[table.test]))
-    chosen = np.random.default_rng(seed).permutation(len(y))[: num_silos * ROWS].reshape(num_silos, ROWS)
-    silos = {
+    chosen = np.random.default_rng(seed).permutation(len(y))[: num_clients * ROWS].reshape(num_clients, ROWS)
+    clients = {
         f"silo {j + 1}": {"x": x[rows].astype(np.float32), "y": y[rows].astype(np.int32)}
         for j, rows in enumerate(chosen)
     }
-    pooled = {"everybody": {key: np.concatenate([silo[key] for silo in silos.values()]) for key in ("x", "y")}}
-    model = numpyro_model(softmax, silos["silo 1"], start={"weights": 0.0, "bias": 0.0})
+    pooled = {"everybody": {key: np.concatenate([client[key] for client in clients.values()]) for key in ("x", "y")}}
+    model = numpyro_model(softmax, clients["silo 1"], start={"weights": 0.0, "bias": 0.0})
     family: dict[str, Any] = {"family": mean_field, "dtype": jnp.float32, "step_size": STEP_SIZE}
-    total = num_silos * ROWS
+    total = num_clients * ROWS
     plain = SFVI(model, num_steps=num_steps, **family)
     averages = {
         "SFVI-Avg, 1 round": SFVIAvg(model, total=total, num_rounds=1, local_steps=num_steps, **family),
         f"SFVI-Avg, {rounds} rounds": SFVIAvg(model, total=total, num_rounds=rounds, local_steps=local_steps, **family),
     }
-    cases = {"SFVI": (plain, silos), **{name: (method, silos) for name, method in averages.items()}}
+    cases = {"SFVI": (plain, clients), **{name: (method, clients) for name, method in averages.items()}}
     cases["pooled"] = (plain, pooled)
     found = {}
     for name, (method, clients) in cases.items():
         began = time.perf_counter()
-        told = [each_tenth(journal, name, method.planned_rounds)]
+        told = [each_tenth(journal, name, method.default_rounds)]
         fit = run(method, clients, tolerance=0.0, seed=seed, observers=told)
         seconds = time.perf_counter() - began
         found[name] = accuracy(fit.posterior, test)
@@ -87,7 +87,7 @@ def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
     began = time.perf_counter()
     alone = [
         accuracy(run(plain, {name: rows}, tolerance=0.0, seed=seed).posterior, test)
-        for name, rows in (list(silos.items()) if size is Size.FULL else list(silos.items())[:3])
+        for name, rows in (list(clients.items()) if size is Size.FULL else list(clients.items())[:3])
     ]
     seconds = time.perf_counter() - began
     journal.row("table", method="alone", accuracy=float(np.mean(alone)), paper=PAPER["alone"], seconds=seconds)

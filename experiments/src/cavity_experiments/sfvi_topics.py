@@ -75,7 +75,7 @@ def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
     journal.settings(
         data=f"20 Newsgroups, {len(counts)} posts, {vocabulary} words",
         dropped_words=f"more than {MOST_PER_POST:g} times per post that has it: {', '.join(dropped)}",
-        num_silos=NUM_SILOS,
+        num_clients=NUM_SILOS,
         model=f"ProdLDA, {num_topics} topics, mean field; alpha and the scale of topics by empirical Bayes",
         sfvi=f"{rounds * local_steps} exchanges, {BATCH_SIZE} posts of each silo",
         sfvi_avg=f"{rounds} rounds of {local_steps} steps, batch {BATCH_SIZE}",
@@ -106,7 +106,7 @@ def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
     method = SFVIAvg(model, total=len(counts), **kept, **options())
     told = [each_tenth(journal, "SFVI-Avg", rounds)]
     judge("SFVI-Avg", run(method, clients, rounds=rounds, tolerance=0.0, seed=seed, observers=told), began)
-    for name, some in {"SFVI": clients, **{f"{silo} alone": {silo: clients[silo]} for silo in clients}}.items():
+    for name, some in {"SFVI": clients, **{f"{client} alone": {client: clients[client]} for client in clients}}.items():
         began, method = time.monotonic(), SFVI(model, num_steps=num_steps, **options())
         told = [each_tenth(journal, name, num_steps)]
         block = min(PER_BLOCK, num_steps)
@@ -138,8 +138,8 @@ def whole_bound(model: ProdLDA, fit: Fit, key: PRNGKeyArray, num_draws: int = BO
     total = 0.0
     for draw in jax.random.split(key, num_draws):
         total += float(_server_bound(model, shared, draw))
-        for i, (silo, data) in enumerate(fit.clients.items()):
-            state = (fit.client_states or {})[silo]
+        for i, (client, data) in enumerate(fit.clients.items()):
+            state = (fit.client_states or {})[client]
             kept = state.local if state.pending is None else state.pending.local
             total += float(_silo_bound(model, shared, kept.q, data, draw, jax.random.fold_in(draw, i)))
     return total / num_draws

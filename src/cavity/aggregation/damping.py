@@ -29,7 +29,7 @@ class Fixed(Damping):
     def init(self) -> PyTree:
         return None
 
-    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+    def choose(self, state: PyTree, gaps: Any, staleness: Any) -> tuple[Any, PyTree]:
         return jnp.full(len(staleness), self.exponent), state
 
     def backed_off(self, state: PyTree) -> PyTree:
@@ -74,9 +74,9 @@ class Adaptive(Damping):
     def init(self) -> AdaptiveState:
         return AdaptiveState(1.0, float("inf"), 0)
 
-    def choose(self, state: AdaptiveState, residuals: Any, staleness: Any) -> tuple[Any, AdaptiveState]:
-        total, replies = jnp.sum(residuals), state.replies + len(staleness)
-        whole = replies >= len(residuals)
+    def choose(self, state: AdaptiveState, gaps: Any, staleness: Any) -> tuple[Any, AdaptiveState]:
+        total, replies = jnp.sum(gaps), state.replies + len(staleness)
+        whole = replies >= len(gaps)
         halved = jnp.maximum(state.exponent / 2, jnp.minimum(state.exponent, self.smallest))
         recovered = jnp.minimum(state.exponent * self.recovery, 1.0)
         judged = jnp.where(total > state.previous, halved, recovered)
@@ -99,8 +99,8 @@ class Stale(Damping):
     def init(self) -> PyTree:
         return self.fresh.init()
 
-    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
-        exponents, state = self.fresh.choose(state, residuals, staleness)
+    def choose(self, state: PyTree, gaps: Any, staleness: Any) -> tuple[Any, PyTree]:
+        exponents, state = self.fresh.choose(state, gaps, staleness)
         return exponents / (1.0 + staleness), state
 
     def backed_off(self, state: PyTree) -> PyTree:

@@ -51,7 +51,7 @@ def server_gradient(
     return jax.value_and_grad(bound)(shared)
 
 
-def silo_gradient(
+def client_gradient(
     model: LatentModel,
     shared: Globals,
     local: LocalGaussian,

@@ -29,41 +29,41 @@ from jaxtyping import Array, Float
 
 from cavity.core import Data, Loss
 from cavity.core.fields import as_number, require
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.losses.tempered import Tempered
 
 
-class TakenOut(eqx.Module):
+class Removal(eqx.Module):
     """A choice of the deletion step."""
 
     @abc.abstractmethod
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
         """What is left of the posterior, in whose context the client refits."""
 
-    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
+    def delta(self, inputs: ClientInput, cavity: Any, tilted: Any) -> Any:
         """The client's change of the posterior."""
-        return tilted / brief.posterior
+        return tilted / inputs.posterior
 
     def loss(self, loss: Loss, data: Data) -> Loss:
         """The loss of a client's rows in that context."""
         return loss
 
 
-class OwnFactor(TakenOut):
+class OwnFactor(Removal):
     """The client's own factor: PVI."""
 
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
-        return brief.posterior / brief.row
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+        return inputs.posterior / inputs.entry
 
 
-class Nothing(TakenOut):
+class Nothing(Removal):
     """The posterior so far is the prior of the next client (PVI, eq. 5): one pass is VCL, many are streaming VB."""
 
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
-        return brief.posterior
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+        return inputs.posterior
 
 
-class AverageFactor(TakenOut):
+class AverageFactor(Removal):
     """The average of all clients' factors (PVI, Algorithm 4): stochastic EP over clients.
 
     The algorithm's q ** (1 - M rho / alpha) * tilted ** (M rho / alpha) is this with damping M rho; one synchronous,
@@ -78,11 +78,11 @@ class AverageFactor(TakenOut):
     def __check_init__(self) -> None:
         require(self.num_clients, lambda count: count >= 1, "the average needs the number of clients, at least 1")
 
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
-        return brief.posterior / _of_total(brief.posterior / prior, 1.0, self.num_clients)
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+        return inputs.posterior / _of_total(inputs.posterior / prior, 1.0, self.num_clients)
 
 
-class _KnowsAllRows(TakenOut):
+class _KnowsAllRows(Removal):
     """One that weighs a client's rows against all.
 
     Attributes:
@@ -107,7 +107,7 @@ class Everything(_KnowsAllRows):
 
     num_rows: Float[Array, ""] = eqx.field(converter=as_number)
 
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
         return prior
 
     def loss(self, loss: Loss, data: Data) -> Loss:
@@ -120,24 +120,24 @@ class AllButShare(_KnowsAllRows):
 
     num_rows: Float[Array, ""] = eqx.field(converter=as_number)
 
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
         return _of_total(prior, jnp.sum(jnp.asarray(data.weight)), self.num_rows)
 
-    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
-        return tilted / cavity / brief.row
+    def delta(self, inputs: ClientInput, cavity: Any, tilted: Any) -> Any:
+        return tilted / cavity / inputs.entry
 
 
-class WholePosterior(TakenOut):
+class WholePosterior(Removal):
     """The cavity is flat: a client tells what its rows say alone, whatever others know: FedPA (FedEP, section 2.1).
 
     A second round changes nothing but for noise in the solver. From a flat prior it is EP's first round.
     """
 
-    def cavity(self, brief: Brief, prior: Any, data: Data) -> Any:
-        return brief.posterior**0.0
+    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+        return inputs.posterior**0.0
 
-    def delta(self, brief: Brief, cavity: Any, tilted: Any) -> Any:
-        return tilted / brief.row
+    def delta(self, inputs: ClientInput, cavity: Any, tilted: Any) -> Any:
+        return tilted / inputs.entry
 
 
 def _of_total(q: Any, part: Any, total: Float[Array, ""]) -> Any:

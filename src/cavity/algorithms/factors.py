@@ -27,20 +27,20 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from cavity.algorithms.cavities import OwnFactor, TakenOut
+from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.core import (
     Data,
     Divergence,
+    EntryAlgorithm,
     Loss,
     Model,
     MultipleOfKL,
     Problem,
     ReportedModel,
-    RowAlgorithm,
     Solution,
     Solver,
 )
-from cavity.core.messages import Answer, Brief, Report
+from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.errors import UnsuitableError
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
@@ -70,12 +70,12 @@ def check_parts(model: Model, loss: Loss, divergence: Divergence, solver: Solver
         )
 
 
-class FactorAlgorithm(RowAlgorithm):
+class FactorAlgorithm(EntryAlgorithm):
     """Both halves but the server's product, which is left to the method."""
 
     loss: eqx.AbstractVar[Loss]
     divergence: eqx.AbstractVar[Divergence]
-    taken_out: eqx.AbstractVar[TakenOut]
+    removed: eqx.AbstractVar[Removal]
 
     @property
     @abc.abstractmethod
@@ -88,53 +88,55 @@ class FactorAlgorithm(RowAlgorithm):
 
     @property
     def owned(self) -> frozenset[str]:
-        return frozenset(self.model.server_rows())
+        return frozenset(self.model.server_entries())
 
-    def empty_row(self) -> Any:
+    def initial_entry(self) -> Any:
         return self.prior**0.0  # t_m = 1
 
     def initial_local(self, data: Data) -> PyTree:
         return None
 
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        cavity = self._cavity(brief, data)
-        loss, rows = self.taken_out.loss(self.loss, data).seen_from(self.model, cavity, data)
-        return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
+        cavity = self._cavity(inputs, data)
+        loss, rows = self.removed.loss(self.loss, data).in_context(self.model, cavity, data)
+        return Problem(self.model, loss, self.divergence, cavity, inputs.posterior, rows)
 
     @property
     def halvings_alone(self) -> int:
         """Posterior times delta is the tilted distribution, which is proper but for rounding: hardly any."""
-        plain = isinstance(self.taken_out, OwnFactor) and not self._keeps_cavity_proper
+        plain = isinstance(self.removed, OwnFactor) and not self._keeps_cavity_proper
         return HALVINGS_OF_TILTED if plain else super().halvings_alone
 
     @property
     def _keeps_cavity_proper(self) -> bool:
         return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
 
-    def _cavity(self, brief: Brief, data: Data) -> Any:
+    def _cavity(self, inputs: ClientInput, data: Data) -> Any:
         if self._keeps_cavity_proper:
-            return brief.posterior.without(brief.row, self.prior**KEPT)
-        return self.taken_out.cavity(brief, self.prior, data)
+            return inputs.posterior.without(inputs.entry, self.prior**KEPT)
+        return self.removed.cavity(inputs, self.prior, data)
 
-    def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
+    ) -> tuple[ClientUpdate, PyTree]:
         if self._keeps_cavity_proper:
-            delta = solution.tilted / problem.cavity / brief.row
+            delta = solution.tilted / problem.cavity / inputs.entry
         else:
-            delta = self.taken_out.delta(brief, problem.cavity, solution.tilted)
+            delta = self.removed.delta(inputs, problem.cavity, solution.tilted)
         report = Report(
-            residual=jnp.where(brief.posterior.is_proper, solution.tilted.kl(brief.posterior), jnp.inf),
-            free_energy=self._free_energy(brief, problem, solution),
+            gap=jnp.where(inputs.posterior.is_proper, solution.tilted.kl(inputs.posterior), jnp.inf),
+            free_energy=self._free_energy(inputs, problem, solution),
             steps=solution.steps,
             converged=solution.converged,
         )
-        return Answer(delta, report), local
+        return ClientUpdate(delta, report), local
 
-    def _free_energy(self, brief: Brief, problem: Problem, solution: Solution) -> Float[Array, ""]:
+    def _free_energy(self, inputs: ClientInput, problem: Problem, solution: Solution) -> Float[Array, ""]:
         """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised."""
         divergence, expected = self.divergence, solution.expected_loss
         if not (self._stands_for_density(problem.loss) and isinstance(divergence, MultipleOfKL)):
             return jnp.full_like(expected, jnp.nan)
-        found = -expected / jnp.asarray(divergence.weight, expected.dtype) - brief.posterior.cross(brief.row)
+        found = -expected / jnp.asarray(divergence.weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
         return found - self.log_units(problem.data)
 
     def log_units(self, data: Data) -> Any:
@@ -163,7 +165,7 @@ class FactorAlgorithm(RowAlgorithm):
 
     def log_likelihood(self, theta: PyTree, data: Data) -> Float[Array, ""]:
         divergence = self.divergence
-        seen, _ = self.loss.seen_from(self.model, self.prior, data)
+        seen, _ = self.loss.in_context(self.model, self.prior, data)
         if not (self._stands_for_density(seen) and isinstance(divergence, MultipleOfKL)):
             raise UnsuitableError(
                 f"with {type(self.loss).__name__}, {type(divergence).__name__} and the server's divergence there is no "

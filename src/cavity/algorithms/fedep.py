@@ -30,10 +30,10 @@ from jaxtyping import PyTree
 from cavity import ledger
 from cavity.aggregation.damping import Fixed
 from cavity.algorithms.ascent import Ascent
-from cavity.algorithms.cavities import OwnFactor, TakenOut
+from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, check_parts
 from cavity.core import Damping, Data, Divergence, LatentModel, Loss, Model, Problem, Solution, Solver
-from cavity.core.messages import Answer, Brief, Reply, ServerState, Stacked
+from cavity.core.messages import ClientInput, ClientUpdate, Reply, ServerState, Stacked
 from cavity.distributions import DiagonalGaussian
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
@@ -44,7 +44,7 @@ from cavity.models.numpyro.globals_only import as_rows
 REMAINDER = "(optimiser)"  # the row of what the server's optimiser adds to the factors
 
 
-class Row(eqx.Module):
+class Entry(eqx.Module):
     """A client's factor, and what its optimiser remembers."""
 
     factor: Any
@@ -67,7 +67,7 @@ class FedEP(FactorAlgorithm):
         damping: the server's choice of exponents, after the optimiser's.
         loss: the negative log likelihood.
         divergence: what a solver by energy sees; the moments of the tilted distribution minimise KL(tilted : q).
-        taken_out: the own factor.
+        removed: the own factor.
         optimiser: of each row.
         server_optimiser: of the mean of a round's deltas; None keeps the posterior the product of its rows.
     """
@@ -79,7 +79,7 @@ class FedEP(FactorAlgorithm):
     damping: Damping
     loss: Loss
     divergence: Divergence
-    taken_out: TakenOut
+    removed: Removal
     optimiser: Ascent | None
     server_optimiser: Ascent | None
 
@@ -93,7 +93,7 @@ class FedEP(FactorAlgorithm):
         server_optimiser: Callable[[Any], Any] | None = None,
         server_step_size: float = 1.0,
         damping: Damping | None = None,
-        taken_out: TakenOut | None = None,
+        removed: Removal | None = None,
     ):
         """The parts.
 
@@ -105,12 +105,12 @@ class FedEP(FactorAlgorithm):
             server_optimiser: the paper's, on the mean of a round's deltas.
             server_step_size: its step size.
             damping: after the optimiser; None is none.
-            taken_out: None is the own factor.
+            removed: None is the own factor.
         """
         model = as_rows(model)
         self.model = model
         self.loss, self.divergence = NegativeLogLikelihood(), KL()
-        self.taken_out = OwnFactor() if taken_out is None else taken_out
+        self.removed = OwnFactor() if removed is None else removed
         self.optimiser = None if optimiser is None else Ascent(optimiser, step_size)
         self.server_optimiser = None if server_optimiser is None else Ascent(server_optimiser, server_step_size)
         plain = Fixed(step_size if optimiser is None else 1.0)
@@ -123,7 +123,7 @@ class FedEP(FactorAlgorithm):
         return True
 
     @property
-    def rows_multiply(self) -> bool:
+    def entries_multiply(self) -> bool:
         return self.optimiser is None and self.server_optimiser is None
 
     @property
@@ -134,26 +134,28 @@ class FedEP(FactorAlgorithm):
     def halvings_alone(self) -> int:
         return super().halvings_alone if self.optimiser is None else ledger.HALVINGS_ALONE
 
-    def empty_row(self) -> Row:
-        return self.row_of(self.prior**0.0)
+    def initial_entry(self) -> Entry:
+        return self.entry_of(self.prior**0.0)
 
-    def row_of(self, factor: Any) -> Row:
+    def entry_of(self, factor: Any) -> Entry:
         """A factor whose optimiser has seen nothing yet."""
-        return Row(factor, () if self.optimiser is None else self.optimiser.init(factor))
+        return Entry(factor, () if self.optimiser is None else self.optimiser.init(factor))
 
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        return super().problem(_factor_of(brief), local, data)
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
+        return super().problem(_factor_of(inputs), local, data)
 
-    def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
-        return super().answer(_factor_of(brief), local, problem, solution)
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
+    ) -> tuple[ClientUpdate, PyTree]:
+        return super().update(_factor_of(inputs), local, problem, solution)
 
-    def merge(self, row: Row, delta: Any, exponent: Any) -> Row:
+    def merge(self, row: Entry, delta: Any, exponent: Any) -> Entry:
         if self.optimiser is None:
-            return Row(row.factor * delta**exponent, row.memory)
+            return Entry(row.factor * delta**exponent, row.memory)
         moved, memory = _step(self.optimiser, row.factor, row.memory, delta)
-        return Row(row.factor * (moved / row.factor) ** exponent, memory)
+        return Entry(row.factor * (moved / row.factor) ** exponent, memory)
 
-    def rebuild(self, prior: Any, rows: Sequence[Row] | Stacked) -> Any:
+    def rebuild(self, prior: Any, rows: Sequence[Entry] | Stacked) -> Any:
         if not rows:
             return prior
         return prior * product(Stacked(rows.tree.factor) if isinstance(rows, Stacked) else [r.factor for r in rows])
@@ -167,9 +169,9 @@ class FedEP(FactorAlgorithm):
         """With a server's optimiser, the rest between its posterior and the product of the rows is a row of its own."""
         if self.server_optimiser is None:
             return super().absorb(server, replies)
-        rows = dict(server.rows)
+        rows = dict(server.entries)
         for reply in replies:
-            rows[reply.client] = self.merge(rows[reply.client], reply.answer.delta, 1.0)
+            rows[reply.client] = self.merge(rows[reply.client], reply.update.delta, 1.0)
         posterior, memory, exponent = self._moved(server, replies, ledger.MAX_HALVINGS)
         if exponent < 1 and len(replies) > 1:
             bad = [reply.client for reply in replies if not self._moved(server, [reply], ledger.HALVINGS_ALONE)[2]]
@@ -178,16 +180,16 @@ class FedEP(FactorAlgorithm):
                 return ledger.without(reasons, server, replies, lambda others: self.absorb(server, others))
         if not exponent:
             refused = dict.fromkeys((reply.client for reply in replies), 0.0)
-            return ledger.Change(server.posterior, server.rows, server.method, refused)
+            return ledger.Change(server.posterior, server.entries, server.method, refused)
         rows.pop(REMAINDER, None)
         rest = posterior / self.rebuild(server.prior, list(rows.values()))
-        rows[REMAINDER] = Row(rest, ())
+        rows[REMAINDER] = Entry(rest, ())
         exponents = dict.fromkeys((reply.client for reply in replies), exponent)
         return ledger.Change(posterior, rows, Servers(server.method.damping, memory), exponents)
 
     def _moved(self, server: ServerState, replies: Sequence[Reply], halvings: int) -> tuple[Any, Any, float]:
         """The server's step, halved until it is proper: where it ends, its memory, and the share taken; else 0."""
-        mean = product([reply.answer.delta for reply in replies]) ** (1.0 / len(replies))
+        mean = product([reply.update.delta for reply in replies]) ** (1.0 / len(replies))
         moved, memory = _step(self.server_optimiser, server.posterior, server.method.memory, mean)  # pyright: ignore[reportArgumentType]
         exponent, posterior = 1.0, moved
         for _ in range(halvings):
@@ -206,7 +208,7 @@ class FedEP(FactorAlgorithm):
         """
         num_rows = count_rows()
         rows = {
-            name: self.row_of(identity(self.prior, server.posterior.location, precision_per_row * num_rows[name]))
+            name: self.entry_of(identity(self.prior, server.posterior.location, precision_per_row * num_rows[name]))
             for name in server.clients
         }
         rows = ledger.to_host(rows)
@@ -214,7 +216,7 @@ class FedEP(FactorAlgorithm):
         return replace(
             server,
             prior=prior,
-            rows=rows,
+            entries=rows,
             posterior=self.rebuild(prior, list(rows.values())),
             method=ledger.to_host(self.initial_method(len(rows))),
             version=server.version + 1,
@@ -229,8 +231,8 @@ def identity(prior: Any, location: Any, precision: Any) -> Any:
         return prior.with_moments_of(unit) ** precision
 
 
-def _factor_of(brief: Brief) -> Brief:
-    return replace(brief, row=brief.row.factor)
+def _factor_of(inputs: ClientInput) -> ClientInput:
+    return replace(inputs, entry=inputs.entry.factor)
 
 
 def _step(optimiser: Ascent, start: Any, memory: Any, delta: Any) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from cavity.aggregation.combine import combine
 from cavity.aggregation.damping import Adaptive
-from cavity.algorithms.cavities import OwnFactor, TakenOut
+from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, check_parts, is_improper
 from cavity.core import Damping, Divergence, LatentModel, Loss, Model, MultipleOfKL, Solver
 from cavity.core.messages import Stacked
@@ -46,7 +46,7 @@ def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
 
 def _with_whole_prior(model: Model, loss: Loss, divergence: Divergence, server_divergence: Divergence) -> Model:
     """A prior outside the family counts once, whatever weight the clients' rows have."""
-    if not model.server_rows():
+    if not model.server_entries():
         return model
     if not isinstance(model, GlobalsOnly):
         raise CavityError(
@@ -84,7 +84,7 @@ class FedGVI(FactorAlgorithm):
     loss: Loss
     divergence: Divergence
     server_divergence: Divergence
-    taken_out: TakenOut = OwnFactor()
+    removed: Removal = OwnFactor()
 
     def __init__(
         self,

@@ -25,16 +25,16 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from cavity.aggregation.damping import Fixed
-from cavity.core import Damping, Data, RowAlgorithm, Solution, Solver
+from cavity.core import Damping, Data, EntryAlgorithm, Solution, Solver
 from cavity.core.fields import as_number, require
-from cavity.core.messages import Answer, Brief, Report, ServerState, Stacked
+from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState, Stacked
 from cavity.core.shared_model import SharedModel, SharedProblem
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
 from cavity.errors import CavityError
 
 
-class HierarchicalPVI(RowAlgorithm):
+class HierarchicalPVI(EntryAlgorithm):
     """PVI for models whose factors share variational parameters, such as `sparse_gp`.
 
     Attributes:
@@ -75,34 +75,36 @@ class HierarchicalPVI(RowAlgorithm):
     @property
     def prior(self) -> Hierarchical:
         prior = self.model.prior
-        return replace(prior, pull=prior.shared**0.0) if self.model.others_stand_in else prior
+        return replace(prior, pull=prior.shared**0.0) if self.model.has_surrogate_factors else prior
 
     @property
-    def rows_multiply(self) -> bool:
+    def entries_multiply(self) -> bool:
         return False  # a reply replaces the row, and does not multiply it
 
-    def empty_row(self) -> Hierarchical:
+    def initial_entry(self) -> Hierarchical:
         prior = self.prior
         return Hierarchical(prior.shared**0.0, self.model.no_factor(), prior.pull)
 
     def initial_local(self, data: Data) -> PyTree:
         return None
 
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> SharedProblem:
-        posterior, row = jax.tree.map(jnp.asarray, (brief.posterior, brief.row))
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> SharedProblem:
+        posterior, row = jax.tree.map(jnp.asarray, (inputs.posterior, inputs.entry))
         return SharedProblem(self.model, posterior / row, posterior, row, data, self.alpha)
 
-    def answer(self, brief: Brief, local: PyTree, problem: SharedProblem, solution: Solution) -> tuple[Answer, PyTree]:
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
+    ) -> tuple[ClientUpdate, PyTree]:
         before, cavity, factor = problem.posterior, problem.cavity, solution.tilted
         tilted = cavity.shared * factor.shared
         moved = self.model.moved(tilted.mean, before.conditional, cavity.conditional, factor.conditional)
         report = Report(
-            residual=tilted.kl(before.shared) + moved,
+            gap=tilted.kl(before.shared) + moved,
             free_energy=-solution.expected_loss,
             steps=solution.steps,
             converged=solution.converged,
         )
-        return Answer(factor, report), local
+        return ClientUpdate(factor, report), local
 
     def remark_on(self, delta: Hierarchical, data: Data) -> str | None:
         return self.model.remark_on(delta.conditional, data)
@@ -117,7 +119,7 @@ class HierarchicalPVI(RowAlgorithm):
         changed, many times over where it has little precision. The others then go on from there to where they would
         have come without it.
         """
-        if not rows or not self.model.others_stand_in:
+        if not rows or not self.model.has_surrogate_factors:
             return rows
         back = server.posterior.shared.mean - self.rebuild(server.prior, list(rows.values())).shared.mean
         moved = lambda q: DiagonalGaussian(q.precision_mean + q.precision * np.asarray(back), q.precision)  # noqa: E731

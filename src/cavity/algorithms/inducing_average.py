@@ -26,9 +26,9 @@ from jaxtyping import Array, Float, PyTree
 
 from cavity import ledger
 from cavity.aggregation.damping import Fixed
-from cavity.core import Damping, Data, RowAlgorithm, Solution, Solver
+from cavity.core import Damping, Data, EntryAlgorithm, Solution, Solver
 from cavity.core.fields import as_number, require
-from cavity.core.messages import Answer, Brief, Reply, Report, ServerState, Stacked
+from cavity.core.messages import ClientInput, ClientUpdate, Reply, Report, ServerState, Stacked
 from cavity.core.shared_model import SharedModel, SharedProblem
 from cavity.distributions.hierarchical import Hierarchical, certain, joint
 from cavity.errors import CavityError
@@ -36,7 +36,7 @@ from cavity.errors import CavityError
 AVERAGE = "(average)"  # the row of the server's own
 
 
-class Found(eqx.Module):
+class InducingUpdate(eqx.Module):
     """A client's factor, where it has taken phi, and how many rows it speaks for."""
 
     factor: Hierarchical
@@ -44,7 +44,7 @@ class Found(eqx.Module):
     num_rows: Float[Any, ""]
 
 
-class InducingAverage(RowAlgorithm):
+class InducingAverage(EntryAlgorithm):
     """Sequential PVI whose shared variational parameters are averaged.
 
     Attributes:
@@ -80,45 +80,47 @@ class InducingAverage(RowAlgorithm):
         return Hierarchical(certain(self.model.start), self.model.prior.conditional)
 
     @property
-    def rows_multiply(self) -> bool:
+    def entries_multiply(self) -> bool:
         return False
 
     @property
     def in_blocks(self) -> bool:
         return False
 
-    def empty_row(self) -> Hierarchical:
+    def initial_entry(self) -> Hierarchical:
         return Hierarchical(self.model.prior.shared**0.0, self.model.no_factor())
 
     def initial_local(self, data: Data) -> PyTree:
         return None
 
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> SharedProblem:
-        posterior, row = jax.tree.map(jnp.asarray, (brief.posterior, brief.row))
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> SharedProblem:
+        posterior, row = jax.tree.map(jnp.asarray, (inputs.posterior, inputs.entry))
         return SharedProblem(self.model, posterior / row, posterior, row, data, jnp.ones(()))
 
-    def answer(self, brief: Brief, local: PyTree, problem: SharedProblem, solution: Solution) -> tuple[Answer, PyTree]:
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
+    ) -> tuple[ClientUpdate, PyTree]:
         before, cavity = problem.posterior, problem.cavity
         phi = (cavity.shared * solution.tilted.shared).mean
         factor = Hierarchical(problem.factor.shared, solution.tilted.conditional)
         moved = self.model.moved(phi, before.conditional, cavity.conditional, factor.conditional)
         pulled = 0.5 * jnp.sum(self.model.prior.shared.precision * (phi - before.shared.mean) ** 2)
         report = Report(moved + pulled, -solution.expected_loss, solution.steps, solution.converged)
-        return Answer(Found(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
+        return ClientUpdate(InducingUpdate(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
 
-    def remark_on(self, delta: Found, data: Data) -> str | None:
+    def remark_on(self, delta: InducingUpdate, data: Data) -> str | None:
         return self.model.remark_on(delta.factor.conditional, data)
 
-    def merge(self, row: Hierarchical, delta: Found, exponent: Any) -> Hierarchical:
+    def merge(self, row: Hierarchical, delta: InducingUpdate, exponent: Any) -> Hierarchical:
         return row.towards(delta.factor, exponent)
 
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        rows, average = dict(server.rows), np.asarray(server.posterior.shared.mean)
+        rows, average = dict(server.entries), np.asarray(server.posterior.shared.mean)
         for reply in replies:
-            found: Any = reply.answer.delta
+            found: Any = reply.update.delta
             rows[reply.client] = self.merge(rows[reply.client], found, 1.0)
             average = average + found.num_rows / np.asarray(self.num_rows) * (found.phi - average)
-        empty = ledger.to_host(self.empty_row())
+        empty = ledger.to_host(self.initial_entry())
         # what the prior, a point at the start, has to be multiplied with to be one at the average
         rows[AVERAGE] = replace(empty, shared=certain(average) / server.prior.shared)
         posterior = self.rebuild(server.prior, list(rows.values()))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavity.aggregation.damping import Adaptive
-from cavity.algorithms.cavities import OwnFactor, TakenOut
+from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, check_parts
 from cavity.core import Damping, Divergence, LatentModel, Loss, Model, Solver
 from cavity.core.messages import Stacked
@@ -50,7 +50,7 @@ class PVI(FactorAlgorithm):
     damping: Damping
     loss: Loss
     divergence: Divergence
-    taken_out: TakenOut
+    removed: Removal
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class PVI(FactorAlgorithm):
         *,
         solver: Solver | None = None,
         damping: Damping | None = None,
-        taken_out: TakenOut | None = None,
+        removed: Removal | None = None,
     ):
-        if not isinstance(taken_out, TakenOut | None):
+        if not isinstance(removed, Removal | None):
             raise CavityError(
-                f"what is taken out must be one of cavity.algorithms.cavities, like Nothing(), not {taken_out!r}"
+                f"what is taken out must be one of cavity.algorithms.cavities, like Nothing(), not {removed!r}"
             )
         model = as_rows(model)
         self.model = model
@@ -70,7 +70,7 @@ class PVI(FactorAlgorithm):
         self.divergence = KL()
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
-        self.taken_out = OwnFactor() if taken_out is None else taken_out
+        self.removed = OwnFactor() if removed is None else removed
         check_parts(model, self.loss, self.divergence, self.solver)
 
     @property

@@ -30,9 +30,16 @@ from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
 from cavity.algorithms.settling import Settling, Watch
-from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
+from cavity.algorithms.structured import (
+    ClientTask,
+    Exchange,
+    LocalState,
+    StructuredInference,
+    resized,
+    structured_inference,
+)
 from cavity.core import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
-from cavity.core.messages import Answer, Brief, Report
+from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import LocalGaussian
 
@@ -69,17 +76,17 @@ class OneGradient(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         return
 
-    def init(self, problem: Silo) -> PyTree:
+    def init(self, problem: ClientTask) -> PyTree:
         shapes = jax.eval_shape(self.structured.gradient, jax.random.key(0), problem)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.asarray(False)
 
-    def step(self, key: PRNGKeyArray, problem: Silo, state: PyTree) -> PyTree:
+    def step(self, key: PRNGKeyArray, problem: ClientTask, state: PyTree) -> PyTree:
         return self.structured.gradient(key, problem), jnp.asarray(True)
 
     def done(self, state: PyTree) -> Bool[Array, ""]:
         return state[1]
 
-    def result(self, problem: Silo, state: PyTree) -> PyTree:
+    def result(self, problem: ClientTask, state: PyTree) -> PyTree:
         return state[0]
 
 
@@ -136,12 +143,12 @@ class SFVI(CombiningAlgorithm):
         return self.structured.start
 
     @property
-    def planned_rounds(self) -> int:
+    def default_rounds(self) -> int:
         return self.settling.planned
 
     @property
-    def planned_block(self) -> int:
-        return BLOCK if self.settling.by_itself else super().planned_block
+    def default_block(self) -> int:
+        return BLOCK if self.settling.by_itself else super().default_block
 
     def settled(self, method: Learner) -> bool:
         return bool(method.watch.settled)
@@ -162,18 +169,18 @@ class SFVI(CombiningAlgorithm):
         """K, the importance samples per unit."""
         return self.structured.num_samples
 
-    def initial_local(self, data: Data) -> Own:
+    def initial_local(self, data: Data) -> LocalState:
         return self.adopt(self.structured.initial_q(data), self.prior)
 
-    def adopt(self, q: LocalGaussian, shared: Globals) -> Own:
+    def adopt(self, q: LocalGaussian, shared: Globals) -> LocalState:
         """A silo's state that goes on from here."""
-        return jax.tree.map(np.asarray, Own(q, self.ascent.init(q), self.structured.own_axes(q, shared.q)))
+        return jax.tree.map(np.asarray, LocalState(q, self.ascent.init(q), self.structured.own_axes(q, shared.q)))
 
     def adopt_globals(self, shared: Globals) -> Learner:
         """The server's own state that goes on from here."""
         return self._learner(shared)
 
-    def resized(self, local: Own, num_units: int) -> Own:
+    def resized(self, local: LocalState, num_units: int) -> LocalState:
         return resized(local, num_units)
 
     def initial_method(self, num_clients: int) -> Learner:
@@ -186,21 +193,23 @@ class SFVI(CombiningAlgorithm):
     def exchange(self, seed: Any, version: Any, method: Learner) -> Exchange:
         return self.structured.exchange(seed, version, self.settling.scale(method.watch))
 
-    def problem(self, brief: Brief, local: Own, data: Data) -> Silo:
-        return Silo(brief.posterior, local, brief.shared, data)
+    def problem(self, inputs: ClientInput, local: LocalState, data: Data) -> ClientTask:
+        return ClientTask(inputs.posterior, local, inputs.shared, data)
 
-    def answer(self, brief: Brief, local: Own, problem: Silo, solution: Any) -> tuple[Answer, Own]:
+    def update(
+        self, inputs: ClientInput, local: LocalState, problem: ClientTask, solution: Any
+    ) -> tuple[ClientUpdate, LocalState]:
         bound, gradient, own_gradient = solution
-        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes, brief.shared.scale)
+        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes, inputs.shared.scale)
         nothing = jnp.full_like(bound, jnp.nan)
-        report = Report(residual=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
-        return Answer(gradient, report), Own(q, ascent, local.axes)
+        report = Report(gap=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
+        return ClientUpdate(gradient, report), LocalState(q, ascent, local.axes)
 
     def combine(
-        self, posterior: Globals, method: Learner, exchange: Exchange, answers: Answer, share: Any
+        self, posterior: Globals, method: Learner, exchange: Exchange, updates: ClientUpdate, share: Any
     ) -> tuple[Globals, Learner]:
         own = server_gradient(self.model, posterior, exchange.noise)
-        theirs = (answers.report.free_energy, answers.delta)
+        theirs = (updates.report.free_energy, updates.delta)
         bound, gradient = jax.tree.map(lambda mine, them: mine + jnp.sum(them, axis=0) / share, own, theirs)
         moved, ascent = self.ascent.step(posterior, method.ascent, gradient, method.axes, exchange.scale)
         bound = jnp.asarray(bound, jnp.asarray(method.bound).dtype)

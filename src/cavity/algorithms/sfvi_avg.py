@@ -29,16 +29,23 @@ from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
 from cavity.algorithms.settling import Settling, Watch
-from cavity.algorithms.structured import Exchange, Own, Silo, StructuredInference, resized, structured_inference
+from cavity.algorithms.structured import (
+    ClientTask,
+    Exchange,
+    LocalState,
+    StructuredInference,
+    resized,
+    structured_inference,
+)
 from cavity.core import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
 from cavity.core.fields import as_count, as_number, require
-from cavity.core.messages import Answer, Brief, Report
+from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
 
 
-class Kept(eqx.Module):
+class LocalFitState(eqx.Module):
     """What stays at a silo: q(Z_L | Z_G), the mean of Z_G that it is centred at, and how it climbs.
 
     Attributes:
@@ -75,7 +82,7 @@ class Round(eqx.Module):
 class Task(eqx.Module):
     """A silo's side of one round: where it starts, with its data, along what it climbs, and the scale of its steps."""
 
-    start: Silo
+    start: ClientTask
     axes: AllAxes | None
     scale: Float[Array, ""]
 
@@ -132,7 +139,7 @@ class LocalAscent(Solver):
         scale = (self.total / size).astype(dtype)
         noise = jax.random.normal(noise_key, (structured.num_draws, state.shared.q.noise_size), dtype)
         told = Exchange(noise, jax.random.key_data(unit_key), problem.scale)
-        now = Silo(state.shared, Own(state.q, state.ascent), told, problem.start.data)
+        now = ClientTask(state.shared, LocalState(state.q, state.ascent), told, problem.start.data)
         inner = scale if self.as_printed else None
         silo_bound, silo_part, local_part = structured.gradient(silo_key, now, joint_scale=inner)
         outer = jnp.ones((), dtype) if self.as_printed else scale
@@ -229,12 +236,12 @@ class SFVIAvg(CombiningAlgorithm):
         return self.structured.start
 
     @property
-    def planned_rounds(self) -> int:
+    def default_rounds(self) -> int:
         return self.settling.planned
 
     @property
-    def planned_block(self) -> int:
-        return 1 if self.settling.by_itself else super().planned_block
+    def default_block(self) -> int:
+        return 1 if self.settling.by_itself else super().default_block
 
     def settled(self, method: Averages) -> bool:
         return bool(method.watch.settled)
@@ -250,26 +257,26 @@ class SFVIAvg(CombiningAlgorithm):
         structured = self.structured.starting_at(found)
         return eqx.tree_at(lambda a: (a.structured, a.solver.structured), self, (structured, structured))
 
-    def initial_local(self, data: Data) -> Kept:
+    def initial_local(self, data: Data) -> LocalFitState:
         return self.adopt(self.structured.initial_q(data), self.prior)
 
-    def adopt(self, q: LocalGaussian, shared: Globals) -> Kept:
+    def adopt(self, q: LocalGaussian, shared: Globals) -> LocalFitState:
         """A silo's state that goes on from here."""
         ours, own = self.structured.axes(shared.q), self.structured.own_axes(q, shared.q)
         axes = None if ours is None or own is None else AllAxes(ours, own)
         optimiser = self.ascent.init((shared, q)).leaves if self.keeps_optimiser else ()
-        return jax.tree.map(np.asarray, Kept(q, shared.q.mean, axes, optimiser))
+        return jax.tree.map(np.asarray, LocalFitState(q, shared.q.mean, axes, optimiser))
 
     def adopt_globals(self, shared: Globals) -> Averages:
         """The server's own state that goes on from here."""
         return Averages(np.asarray(np.nan), self.settling.init(shared.q))
 
-    def resized(self, local: Kept, num_units: int) -> Kept:
+    def resized(self, local: LocalFitState, num_units: int) -> LocalFitState:
         axes = local.axes and AllAxes(local.axes.shared, resized(local.axes.own, num_units))
         q = resized(local.q, num_units)
         like = jax.eval_shape(self.ascent.init, (self.prior, q)).leaves if local.optimiser else ()
         optimiser = tuple(_cut_or_padded(leaf, to.shape) for leaf, to in zip(local.optimiser, like, strict=True))
-        return Kept(q, local.centre, axes, optimiser)
+        return LocalFitState(q, local.centre, axes, optimiser)
 
     def initial_method(self, num_clients: int) -> Averages:
         return self.adopt_globals(self.prior)
@@ -277,27 +284,31 @@ class SFVIAvg(CombiningAlgorithm):
     def exchange(self, seed: Any, version: Any, method: Averages) -> Round:
         return Round(jnp.asarray(version, jnp.uint32), self.settling.scale(method.watch))
 
-    def problem(self, brief: Brief, local: Kept, data: Data) -> Task:
+    def problem(self, inputs: ClientInput, local: LocalFitState, data: Data) -> Task:
         # the same density around the new mean
-        q = local.q.recentred(brief.posterior.q.mean - local.centre)
-        steps_before = jnp.asarray(brief.shared.version, jnp.int32) * self.local_steps.astype(jnp.int32)
-        own = Own(q, AscentState(steps_before, local.optimiser))
-        scale = jnp.asarray(brief.shared.scale)
+        q = local.q.recentred(inputs.posterior.q.mean - local.centre)
+        steps_before = jnp.asarray(inputs.shared.version, jnp.int32) * self.local_steps.astype(jnp.int32)
+        own = LocalState(q, AscentState(steps_before, local.optimiser))
+        scale = jnp.asarray(inputs.shared.scale)
         nothing = Exchange(jnp.zeros((0, 0), q.mean.dtype), jnp.zeros(2, jnp.uint32), scale)
-        return Task(Silo(brief.posterior, own, nothing, data), local.axes, scale)
+        return Task(ClientTask(inputs.posterior, own, nothing, data), local.axes, scale)
 
-    def answer(self, brief: Brief, local: Kept, problem: Task, solution: Alone) -> tuple[Answer, Kept]:
+    def update(
+        self, inputs: ClientInput, local: LocalFitState, problem: Task, solution: Alone
+    ) -> tuple[ClientUpdate, LocalFitState]:
         nothing = jnp.full_like(solution.bound, jnp.nan)
-        report = Report(residual=nothing, free_energy=solution.bound, steps=solution.steps, converged=jnp.asarray(True))
+        report = Report(gap=nothing, free_energy=solution.bound, steps=solution.steps, converged=jnp.asarray(True))
         optimiser = solution.ascent.leaves if self.keeps_optimiser else ()
-        return Answer(solution.shared, report), Kept(solution.q, solution.shared.q.mean, local.axes, optimiser)
+        return ClientUpdate(solution.shared, report), LocalFitState(
+            solution.q, solution.shared.q.mean, local.axes, optimiser
+        )
 
     def combine(
-        self, posterior: Globals, method: Averages, exchange: PyTree, answers: Answer, share: Any
+        self, posterior: Globals, method: Averages, exchange: PyTree, updates: ClientUpdate, share: Any
     ) -> tuple[Globals, Averages]:
-        theirs = answers.delta
+        theirs = updates.delta
         theta = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), theirs.theta)
-        bound = jnp.asarray(jnp.mean(answers.report.free_energy), jnp.asarray(method.bound).dtype)
+        bound = jnp.asarray(jnp.mean(updates.report.free_energy), jnp.asarray(method.bound).dtype)
         q = barycentre(theirs.q, posterior.q if self.structured.scouts else None)
         return Globals(q, theta), Averages(bound, self.settling.seen(method.watch, q, bound))
 

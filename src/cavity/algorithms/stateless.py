@@ -35,7 +35,7 @@ from cavity.algorithms.ascent import Ascent, AscentState
 from cavity.algorithms.fedep import identity
 from cavity.core import CombiningAlgorithm, Data, Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import as_number, require
-from cavity.core.messages import Answer, Brief, Report, ServerState
+from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.point import PointMass
 from cavity.divergences.kl import KL
@@ -46,7 +46,7 @@ LARGE = 20_000  # parameters, from which on a block of rounds is no program of i
 MAX_HALVINGS = 40
 
 
-class Census(eqx.Module):
+class RowCounts(eqx.Module):
     """How many clients there are, and how many rows those had that have replied."""
 
     num_clients: Float[Any, ""]
@@ -58,7 +58,7 @@ class Progress(eqx.Module):
     """The method's own state: the optimiser's, and what is known of the clients."""
 
     optimiser: AscentState
-    census: Census
+    row_counts: RowCounts
 
 
 class Change(eqx.Module):
@@ -104,62 +104,66 @@ class StatelessAlgorithm(CombiningAlgorithm):
         return self.model.prior
 
     @property
-    def planned_block(self) -> int:
-        return 1 if self.model.prior.dimension >= LARGE else super().planned_block
+    def default_block(self) -> int:
+        return 1 if self.model.prior.dimension >= LARGE else super().default_block
 
     def initial_local(self, data: Data) -> PyTree:
         return None
 
     def initial_method(self, num_clients: int) -> Progress:
-        census = Census(np.float64(num_clients), np.float64(0), np.float64(0))
-        return ledger.to_host(Progress(self.optimiser.init(self.prior), census))
+        row_counts = RowCounts(np.float64(num_clients), np.float64(0), np.float64(0))
+        return ledger.to_host(Progress(self.optimiser.init(self.prior), row_counts))
 
-    def exchange(self, seed: Any, version: Any, method: Progress) -> Census:
-        return method.census
+    def exchange(self, seed: Any, version: Any, method: Progress) -> RowCounts:
+        return method.row_counts
 
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> Problem:
-        cavity = self.cavity(brief.posterior, self._share(brief, data))
-        loss, rows = self.loss.seen_from(self.model, cavity, data)
-        return Problem(self.model, loss, self.divergence, cavity, brief.posterior, rows)
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
+        cavity = self.cavity(inputs.posterior, self._share(inputs, data))
+        loss, rows = self.loss.in_context(self.model, cavity, data)
+        return Problem(self.model, loss, self.divergence, cavity, inputs.posterior, rows)
 
-    def answer(self, brief: Brief, local: PyTree, problem: Problem, solution: Solution) -> tuple[Answer, PyTree]:
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
+    ) -> tuple[ClientUpdate, PyTree]:
         report = Report(
-            residual=self.residual(brief.posterior, solution.tilted),
+            gap=self.gap(inputs.posterior, solution.tilted),
             free_energy=jnp.full_like(solution.expected_loss, jnp.nan),
             steps=solution.steps,
             converged=solution.converged,
         )
-        delta = self.delta(brief.posterior, self._share(brief, problem.data), solution.tilted)
-        return Answer(Change(delta, _rows(problem.data)), report), local
+        delta = self.delta(inputs.posterior, self._share(inputs, problem.data), solution.tilted)
+        return ClientUpdate(Change(delta, _rows(problem.data)), report), local
 
-    def residual(self, posterior: Any, tilted: Any) -> Float[Array, ""]:
+    def gap(self, posterior: Any, tilted: Any) -> Float[Array, ""]:
         """How far a client's data still pull, in nats."""
         return tilted.kl(posterior)
 
-    def _share(self, brief: Brief, data: Data) -> Float[Array, ""]:
-        rows, census = _rows(data), brief.shared
-        total = self._total(census).astype(rows.dtype)
-        alike = census.num_clients.astype(rows.dtype) * rows
+    def _share(self, inputs: ClientInput, data: Data) -> Float[Array, ""]:
+        rows, row_counts = _rows(data), inputs.shared
+        total = self._total(row_counts).astype(rows.dtype)
+        alike = row_counts.num_clients.astype(rows.dtype) * rows
         return rows / jnp.asarray(jnp.where(total > 0, total, alike))
 
-    def _total(self, census: Census) -> Float[Array, ""]:
+    def _total(self, row_counts: RowCounts) -> Float[Array, ""]:
         """N, given or estimated; 0 where nothing is known."""
         if self.num_rows is not None:
             return self.num_rows
-        replies = jnp.asarray(census.replies)
-        return census.num_clients * census.rows / jnp.maximum(replies, 1.0)
+        replies = jnp.asarray(row_counts.replies)
+        return row_counts.num_clients * row_counts.rows / jnp.maximum(replies, 1.0)
 
     def combine(
-        self, posterior: Any, method: Progress, exchange: PyTree, answers: Answer, share: Any
+        self, posterior: Any, method: Progress, exchange: PyTree, updates: ClientUpdate, share: Any
     ) -> tuple[Any, Progress]:
-        changes = answers.delta
-        replies = jnp.asarray(changes.num_rows.shape[0], jnp.asarray(method.census.replies).dtype)
-        census = Census(
-            method.census.num_clients, method.census.replies + replies, method.census.rows + jnp.sum(changes.num_rows)
+        changes = updates.delta
+        replies = jnp.asarray(changes.num_rows.shape[0], jnp.asarray(method.row_counts.replies).dtype)
+        row_counts = RowCounts(
+            method.row_counts.num_clients,
+            method.row_counts.replies + replies,
+            method.row_counts.rows + jnp.sum(changes.num_rows),
         )
-        direction = self.together(changes, self._total(census))
+        direction = self.together(changes, self._total(row_counts))
         moved, optimiser = self.optimiser.step(posterior, method.optimiser, direction)
-        return _proper_part(posterior, moved), Progress(optimiser, census)
+        return _proper_part(posterior, moved), Progress(optimiser, row_counts)
 
     def bound(self, method: PyTree) -> Any:
         return jnp.nan
@@ -315,7 +319,7 @@ class FedAvg(StatelessAlgorithm):
     def prior(self) -> PointMass:
         return PointMass(self.start)
 
-    def residual(self, posterior: PointMass, tilted: PointMass) -> Float[Array, ""]:
+    def gap(self, posterior: PointMass, tilted: PointMass) -> Float[Array, ""]:
         return 0.5 * jnp.sum((tilted / posterior).location ** 2)
 
     def cavity(self, posterior: PointMass, share: Float[Array, ""]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, UInt32
 
 from cavity.algorithms.ascent import AscentState
-from cavity.algorithms.bound import Globals, silo_gradient, unit_noise
+from cavity.algorithms.bound import Globals, client_gradient, unit_noise
 from cavity.algorithms.pvi import PVI
 from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
 from cavity.core import Data, LatentModel
@@ -50,7 +50,7 @@ class Exchange(eqx.Module):
     scale: Float[Any, ""]
 
 
-class Own(eqx.Module):
+class LocalState(eqx.Module):
     """What stays at a silo: q(Z_L | Z_G), its optimiser's state, and along what that climbs."""
 
     q: LocalGaussian
@@ -58,11 +58,11 @@ class Own(eqx.Module):
     axes: LocalAxes | None = None
 
 
-class Silo(eqx.Module):
+class ClientTask(eqx.Module):
     """A silo's side of one exchange."""
 
     shared: Globals
-    own: Own
+    own: LocalState
     exchange: Exchange
     data: Data
 
@@ -155,28 +155,33 @@ class StructuredInference(eqx.Module):
         )
 
     def gradient(
-        self, key: PRNGKeyArray, silo: Silo, *, joint_scale: Any = None
+        self, key: PRNGKeyArray, client: ClientTask, *, joint_scale: Any = None
     ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
         """The silo's part of the bound, of its gradient, and the gradient in its own parameters."""
         row_key, unit_key, model_key = jax.random.split(key, 3)
-        data, q = silo.data, silo.own.q
+        data, q = client.data, client.own.q
         units = data.units
         assert units is not None
         if self.batch_size is not None and self.model.independent_rows:
-            return self._gradient_of_some_units(row_key, unit_key, model_key, silo, joint_scale)
+            return self._gradient_of_some_units(row_key, unit_key, model_key, client, joint_scale)
         if self.batch_size is not None:
             rows = mini_batch(row_key, data, self.batch_size)
             data = Data(rows.batch, rows.weight, rows.num_rows, units)
-        exchange = jax.random.wrap_key_data(silo.exchange.key)
+        exchange = jax.random.wrap_key_data(client.exchange.key)
         shape = (self.num_draws, self.num_samples, self.model.local_size(data))
         noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
-        return silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, data, model_key, joint_scale)
+        return client_gradient(self.model, client.shared, q, client.exchange.noise, noise, data, model_key, joint_scale)
 
     def _gradient_of_some_units(
-        self, row_key: PRNGKeyArray, unit_key: PRNGKeyArray, model_key: PRNGKeyArray, silo: Silo, joint_scale: Any
+        self,
+        row_key: PRNGKeyArray,
+        unit_key: PRNGKeyArray,
+        model_key: PRNGKeyArray,
+        client: ClientTask,
+        joint_scale: Any,
     ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
         """The same from `batch_size` units drawn with replacement; those that were not drawn have a gradient of 0."""
-        data, own, size = silo.data, silo.own.q, self.batch_size
+        data, own, size = client.data, client.own.q, self.batch_size
         assert data.units is not None
         assert size is not None
         places = jax.random.randint(row_key, (size,), 0, data.num_rows)
@@ -186,12 +191,14 @@ class StructuredInference(eqx.Module):
             jax.tree.map(lambda leaf: jnp.asarray(leaf)[places], parts)
         )
         some = Data(batch, weight, jnp.asarray(size), Data(labels, present, jnp.asarray(size)))
-        dtype = silo.shared.q.mean.dtype
+        dtype = client.shared.q.mean.dtype
         shape = (self.num_draws, self.num_samples, self.model.local_size(data))
         assert some.units is not None
-        noise = unit_noise(unit_key, jax.random.wrap_key_data(silo.exchange.key), some.units, shape, dtype)
+        noise = unit_noise(unit_key, jax.random.wrap_key_data(client.exchange.key), some.units, shape, dtype)
         q = jax.tree.map(lambda leaf: leaf[places], own)
-        found = silo_gradient(self.model, silo.shared, q, silo.exchange.noise, noise, some, model_key, joint_scale)
+        found = client_gradient(
+            self.model, client.shared, q, client.exchange.noise, noise, some, model_key, joint_scale
+        )
         scale = jnp.asarray(data.num_rows, dtype) / size
         bound, gradient, to_units = jax.tree.map(lambda leaf: scale * leaf, found)
         spread = jax.tree.map(lambda leaf, some: jnp.zeros_like(leaf).at[places].add(some), own, to_units)

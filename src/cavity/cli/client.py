@@ -44,7 +44,7 @@ def client(
     os.umask(0o077)  # all that is written is for its owner, and so is what JAX writes
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA fills screens about programs from its own cache
     start_jax()
-    from cavity.cli.logs import life_signs
+    from cavity.cli.logs import logging_to
     from cavity.network.client import first_words, site_of
     from cavity.network.client_state import ClientStore, SentLog
     from cavity.network.flower_node import FlowerNode
@@ -61,7 +61,7 @@ def client(
         return
     side, seals = _side_and_seals(Path("keys/clients") / name if keys is None else keys, server, folder, insecure)
     with only_one(folder, f"a client {name!r}"):
-        log = life_signs(folder / "client.log")
+        log = logging_to(folder / "client.log")
 
         def say(line: str) -> None:
             log(line)
@@ -82,7 +82,7 @@ def client(
         for note in site.notes:
             say(note)
         stopped = _stop_on_signals()
-        FlowerNode(side, worker.answer, say).serve(lambda: bool(worker.over or stopped))
+        FlowerNode(side, worker.handle, say).serve(lambda: bool(worker.over or stopped))
         write_status(folder, state=worker.over or "stopped", line=worker.over, study=study.id, client=name)
     if worker.over not in ("", "done"):
         raise CavityError(worker.over)

@@ -44,7 +44,7 @@ def demo(
         seed=seed,
         observers=[
             lambda record, server: console.print(
-                f"  round {record['round']}: the posterior still moves by {record['residual']:.1e} nats, "
+                f"  round {record['round']}: the posterior still moves by {record['gap']:.1e} nats, "
                 f"{record['bytes'] / 1000:.1f} kB exchanged"
             )
         ],

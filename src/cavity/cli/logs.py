@@ -16,7 +16,7 @@ from cavity.io.private_files import private_file, private_folder
 LONGEST = 2000  # characters of a line
 
 
-def life_signs(log: Path) -> Callable[[str], None]:
+def logging_to(log: Path) -> Callable[[str], None]:
     """Lines go to the terminal with the time of day, and everything that Cavity logs to the file."""
     private_folder(log.parent)
     open(log, "a", opener=private_file).close()

@@ -26,7 +26,7 @@ def status(file: StudyFile, output: Output = None) -> None:
     if not is_running(folder) and state in ("waiting", "running"):
         state = "not running; start it again to go on"
     typer.echo(f"{seen['study']}: {state}")
-    for key in ("line", "round", "residual", "connected", "missing", "time"):
+    for key in ("line", "round", "gap", "connected", "missing", "time"):
         if seen.get(key) not in (None, []):
             value = seen[key]
             typer.echo(f"{key}: {printable(', '.join(value) if isinstance(value, list) else str(value), 2000)}")

@@ -69,7 +69,7 @@ def _tables(study: Study, folder: Path) -> dict[str, Table]:
 
 def _tell(progress: Console, record: Record) -> None:
     """Rounds 1 to 9, 10 to 90, 100 to 900 and so on: a method of many short ones does not fill the screen."""
-    number, moved = record["round"], record["residual"]
+    number, moved = record["round"], record["gap"]
     if number % 10 ** (len(str(number)) - 1) == 0:
         told = "" if not math.isfinite(moved) else f": the posterior still moves by {moved:.1e} nats"
         progress.print(f"round {number}{told}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cavity.network.flower import ServerSide
-    from cavity.network.server import Manner
+    from cavity.network.server import ServerConfig
     from cavity.study.schema import Study
 
 
@@ -42,7 +42,7 @@ def server(
     """
     os.umask(0o077)  # all that is written is for its owner
     start_jax()
-    from cavity.cli.logs import life_signs
+    from cavity.cli.logs import logging_to
     from cavity.network.flower import FlowerPost
     from cavity.network.run_directory import only_one
     from cavity.network.server import StudyServer, server_log
@@ -54,16 +54,16 @@ def server(
     directory = Path("runs") / study.id if output is None else output
     side, manner = _side_and_manner(study, keys, host, port, directory, insecure)
     with only_one(directory, "a server"):
-        say = life_signs(server_log(directory))
+        say = logging_to(server_log(directory))
         say(f"{study.name}: server at {host}:{port}, folder {directory}")
-        post = FlowerPost(side)
+        transport = FlowerPost(side)
         try:
             text = file.read_text(encoding="utf-8")
             run = StudyServer(
-                study, text, directory, post, manner(min_clients, round_timeout, say), reopen=post.reopen
+                study, text, directory, transport, manner(min_clients, round_timeout, say), reopen=transport.reopen
             ).run()
         finally:
-            post.close()
+            transport.close()
     if run is not None and run.history:
         typer.echo(str(run.summary()))
         typer.echo(f"Results: {directory}")
@@ -71,21 +71,21 @@ def server(
 
 def _side_and_manner(
     study: Study, keys: Path, host: str, port: int, directory: Path, insecure: bool
-) -> tuple[ServerSide, Callable[..., Manner]]:
+) -> tuple[ServerSide, Callable[..., ServerConfig]]:
     from cavity.network.flower import ServerSide
-    from cavity.network.server import Manner
+    from cavity.network.server import ServerConfig
 
     folder = (directory / "flower").absolute()
     if insecure:
         check_loopback(host)
-        return ServerSide(host, port, folder), lambda least, seconds, say: Manner(least, seconds, say=say)
+        return ServerSide(host, port, folder), lambda least, seconds, say: ServerConfig(least, seconds, say=say)
     from cavity.network import keys as made
 
     made.need(keys, made.CERTIFICATE, made.KEY, made.AUTHORITY)
     public = made.client_public_keys(keys, study)
     side = ServerSide(host, port, folder, keys / made.CERTIFICATE, keys / made.KEY, keys / made.AUTHORITY, nodes=public)
     sign, verify = made.server_signer(keys), {name: made.client_verifier(key) for name, key in public.items()}
-    return side, lambda least, seconds, say: Manner(least, seconds, sign, verify, say)
+    return side, lambda least, seconds, say: ServerConfig(least, seconds, sign, verify, say)
 
 
 def check_loopback(host: str) -> None:

@@ -19,8 +19,8 @@ from cavity.core.algorithm import (
     CombiningAlgorithm,
     Damping,
     Engine,
+    EntryAlgorithm,
     Plan,
-    RowAlgorithm,
     Schedule,
 )
 from cavity.core.distribution import Distribution
@@ -66,6 +66,7 @@ __all__ = [
     "Divergence",
     "Encoding",
     "Engine",
+    "EntryAlgorithm",
     "ExpectedPower",
     "GaussianRows",
     "Hyperparameter",
@@ -85,7 +86,6 @@ __all__ = [
     "Problem",
     "PseudoRows",
     "ReportedModel",
-    "RowAlgorithm",
     "RowModel",
     "Schedule",
     "Solution",

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core.messages import Answer, Brief, Message, Reply, Report, ServerState, Stacked
+from cavity.core.messages import ClientInput, ClientUpdate, Message, Reply, Report, ServerState, Stacked
 from cavity.core.model import Data
 from cavity.core.solver import Solver
 from cavity.errors import UnsuitableError
@@ -26,12 +26,12 @@ class Damping(eqx.Module):
         """The state before the first reply."""
 
     @abc.abstractmethod
-    def choose(self, state: PyTree, residuals: Any, staleness: Any) -> tuple[Any, PyTree]:
+    def choose(self, state: PyTree, gaps: Any, staleness: Any) -> tuple[Any, PyTree]:
         """The exponents of some replies. It may be traced: a block of rounds is one program.
 
         Args:
             state: what `init`, `choose` or `backed_off` returned.
-            residuals: the last one of every member, these replies' included; infinite before a member's first.
+            gaps: the last one of every member, these replies' included; infinite before a member's first.
             staleness: for each reply, the age in versions of what it answers.
         """
 
@@ -46,7 +46,7 @@ class Algorithm(eqx.Module):
     model: eqx.AbstractVar[Any]  # a Model, or a LatentModel
     solver: eqx.AbstractVar[Solver]
     absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
-    reserved_names: ClassVar[frozenset[str]] = frozenset()  # of rows of the server's own, which no client may have
+    reserved_names: ClassVar[frozenset[str]] = frozenset()  # of entries of the server's own, which no client may have
     absorbs_in_double: ClassVar[bool] = True  # whether `absorb` is given answers in float64; else as they came
 
     @property
@@ -55,15 +55,15 @@ class Algorithm(eqx.Module):
         """What the posterior is before any data."""
 
     @abc.abstractmethod
-    def empty_row(self) -> PyTree:
-        """The row of a client that has not replied; None for methods without rows."""
+    def initial_entry(self) -> PyTree:
+        """The entry of a client that has not replied; None for methods without entries."""
 
     @abc.abstractmethod
-    def problem(self, brief: Brief, local: PyTree, data: Data) -> Any:
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Any:
         """The client's problem for one message; traced, and vectorised over clients."""
 
     @abc.abstractmethod
-    def answer(self, brief: Brief, local: PyTree, problem: Any, solution: Any) -> tuple[Answer, PyTree]:
+    def update(self, inputs: ClientInput, local: PyTree, problem: Any, solution: Any) -> tuple[ClientUpdate, PyTree]:
         """The client's change and report, and its new local state; traced, and vectorised over clients."""
 
     @abc.abstractmethod
@@ -71,8 +71,8 @@ class Algorithm(eqx.Module):
         """The server's change for these replies, each applied exactly once."""
 
     @abc.abstractmethod
-    def merge(self, row: PyTree, delta: PyTree, exponent: Any) -> PyTree:
-        """A client's row after its delta was accepted with this exponent."""
+    def merge(self, entry: PyTree, delta: PyTree, exponent: Any) -> PyTree:
+        """A client's entry after its delta was accepted with this exponent."""
 
     @abc.abstractmethod
     def initial_method(self, num_clients: int) -> PyTree:
@@ -84,7 +84,7 @@ class Algorithm(eqx.Module):
 
     @abc.abstractmethod
     def shared(self, server: ServerState) -> PyTree:
-        """What a message carries besides posterior and row; None for most methods."""
+        """What a message carries besides posterior and entry; None for most methods."""
 
     def remark_on(self, delta: PyTree, data: Data) -> str | None:
         """What a client's owner should know of an answer before it leaves; None for most methods."""
@@ -114,16 +114,16 @@ class Algorithm(eqx.Module):
 
     @property
     def owned(self) -> frozenset[str]:
-        """Names of rows whose owner is the server: nothing crosses a wire for them."""
+        """Names of entries whose owner is the server: nothing crosses a wire for them."""
         return frozenset()
 
     @property
-    def planned_rounds(self) -> int:
+    def default_rounds(self) -> int:
         """After how many rounds a run ends at the latest, if its user does not say."""
         return 100
 
     @property
-    def planned_block(self) -> int:
+    def default_block(self) -> int:
         """How many rounds are run as one program, if the user does not say."""
         return 1
 
@@ -141,8 +141,8 @@ class Algorithm(eqx.Module):
         return self
 
 
-class RowAlgorithm(Algorithm):
-    """A method with one row per client, whose posterior is rebuilt from prior and rows after every change.
+class EntryAlgorithm(Algorithm):
+    """A method with one entry per client, whose posterior is rebuilt from prior and entries after every change.
 
     Only the parts that differ are left abstract; a client that keeps local latents says so in `initial_local`.
     """
@@ -151,15 +151,15 @@ class RowAlgorithm(Algorithm):
     absorbs_together: ClassVar[bool] = True  # one that came later would be damped and refused differently
 
     @abc.abstractmethod
-    def rebuild(self, prior: Any, rows: Sequence[PyTree] | Stacked) -> Any:
-        """The posterior as a function of prior and rows: a product, or a union. It may be traced, with rows stacked."""
+    def rebuild(self, prior: Any, entries: Sequence[PyTree] | Stacked) -> Any:
+        """The posterior as a function of prior and entries: a product, or a union. Entries may be traced and stacked."""
 
-    def remaining(self, server: ServerState, rows: dict[str, PyTree]) -> dict[str, PyTree]:
-        """The rows of whoever stays when one has left, as a start of their refinement; as they are, for most."""
-        return rows
+    def remaining(self, server: ServerState, entries: dict[str, PyTree]) -> dict[str, PyTree]:
+        """The entries of whoever stays when one has left, as a start of their refinement; as they are, for most."""
+        return entries
 
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        return ledger.absorb_into_rows(self, server, replies)
+        return ledger.absorb_into_entries(self, server, replies)
 
     @property
     def in_blocks(self) -> bool:
@@ -167,8 +167,8 @@ class RowAlgorithm(Algorithm):
         return True
 
     @property
-    def rows_multiply(self) -> bool:
-        """Whether a row is its factor and no more, so that one can stand for all where clients hold theirs."""
+    def entries_multiply(self) -> bool:
+        """Whether an entry is its factor and no more, so that one can stand for all where clients hold theirs."""
         return True
 
     @property
@@ -187,7 +187,7 @@ class RowAlgorithm(Algorithm):
 
 
 class CombiningAlgorithm(Algorithm):
-    """A method without rows: the server makes its next posterior of all replies together (SFVI, averaging).
+    """A method without entries: the server makes its next posterior of all replies together (SFVI, averaging).
 
     Each accepted reply is used exactly once. Everything here may be traced: a block of rounds is one program.
     """
@@ -196,26 +196,28 @@ class CombiningAlgorithm(Algorithm):
     absorbs_in_double: ClassVar[bool] = False  # its program converts them
 
     @property
-    def planned_block(self) -> int:
-        return max(1, min(1000, self.planned_rounds // 10))
+    def default_block(self) -> int:
+        return max(1, min(1000, self.default_rounds // 10))
 
     @abc.abstractmethod
     def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
         """What is the same for everybody in one round: noise of the global latents, a key, what the server knows."""
 
     @abc.abstractmethod
-    def combine(self, posterior: Any, method: Any, exchange: PyTree, answers: Answer, share: Any) -> tuple[Any, Any]:
+    def combine(
+        self, posterior: Any, method: Any, exchange: PyTree, updates: ClientUpdate, share: Any
+    ) -> tuple[Any, Any]:
         """The next posterior and method from the answers, stacked, of this share of all clients."""
 
     @abc.abstractmethod
     def bound(self, method: PyTree) -> Any:
         """The estimate of the global bound in the method's state."""
 
-    def empty_row(self) -> PyTree:
+    def initial_entry(self) -> PyTree:
         return None
 
-    def merge(self, row: PyTree, delta: PyTree, exponent: Any) -> PyTree:
-        return row
+    def merge(self, entry: PyTree, delta: PyTree, exponent: Any) -> PyTree:
+        return entry
 
     def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
         return ledger.absorb_together(self, server, replies)
@@ -238,7 +240,7 @@ class Plan:
 class Schedule(eqx.Module):
     """Who works when."""
 
-    everybody_together: ClassVar[bool] = False  # whether every plan is everybody: then rounds can run as a block
+    is_synchronous: ClassVar[bool] = False  # whether every plan is everybody: then rounds can run as a block
 
     @abc.abstractmethod
     def init(self, names: Sequence[str]) -> PyTree:
@@ -246,7 +248,7 @@ class Schedule(eqx.Module):
 
     @abc.abstractmethod
     def next(
-        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
         """The next plan, from the clients' last residuals (infinite before the first reply)."""
 
@@ -288,7 +290,7 @@ class BlockRound(eqx.Module):
         report: the clients' reports, stacked.
     """
 
-    residuals: Any
+    gaps: Any
     exponents: Any
     free_energy: Any
     report: Report

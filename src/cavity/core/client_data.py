@@ -52,7 +52,7 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
 
 def owned_rows(model: Model | LatentModel) -> dict[str, Data]:
     """Rows whose owner is the server: what of the prior is outside the family."""
-    return {} if isinstance(model, LatentModel) else model.server_rows()
+    return {} if isinstance(model, LatentModel) else model.server_entries()
 
 
 def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data:

@@ -42,29 +42,29 @@ class Report(Record):
         converged: 1 if the tolerance ended the solve, 0 if the step limit did.
     """
 
-    residual: Any
+    gap: Any
     free_energy: Any
     steps: Any
     converged: Any
 
 
 @record
-class Brief(Record):
+class ClientInput(Record):
     """The contents of a message: all that a client half sees besides its own data and local state.
 
     Attributes:
         posterior: the server's posterior at the message's version.
-        row: this client's row of the ledger (its accepted factor, with the method's per-client state).
+        entry: this client's entry of the ledger (its accepted factor, with the method's per-client state).
         shared: whatever else the algorithm sends to everybody (hyperparameters, an average factor).
     """
 
     posterior: PyTree
-    row: PyTree
+    entry: PyTree
     shared: PyTree = None
 
 
 @record
-class Answer(Record):
+class ClientUpdate(Record):
     """The contents of a reply: the change that the client asks for, and its report."""
 
     delta: PyTree
@@ -87,7 +87,7 @@ class Stacked(Record):
 
 
 @record
-class Settlement(Record):
+class Acknowledgement(Record):
     """What became of a client's last answered message: its sequence number, and the exponent it was given."""
 
     sequence: int = 0
@@ -101,8 +101,8 @@ class Message(Record):
     client: str
     version: int
     sequence: int
-    settled: Settlement
-    brief: Brief
+    settled: Acknowledgement
+    inputs: ClientInput
 
 
 @record
@@ -112,7 +112,7 @@ class Reply(Record):
     client: str
     version: int
     sequence: int
-    answer: Answer
+    update: ClientUpdate
 
 
 @record
@@ -121,7 +121,7 @@ class Pending(Record):
 
     sequence: int
     version: int
-    answer: Answer
+    update: ClientUpdate
     local: PyTree
 
 
@@ -131,20 +131,20 @@ class ClientState(Record):
 
     Attributes:
         local: latent variables that never leave the client (None for most methods).
-        row: the client's own factor, in the client-held variant of the ledger only.
+        entry: the client's own factor, in the client-held variant of the ledger only.
         settled: the sequence number of the last reply known to be accepted.
         pending: the last answer, until the server says what became of it.
     """
 
     local: PyTree = None
-    row: PyTree = None
+    entry: PyTree = None
     settled: int = 0
     pending: Pending | None = None
 
 
 @record
 class ClientRecord(Record):
-    """The server's bookkeeping of one client, beside its row.
+    """The server's bookkeeping of one client, beside its entry.
 
     Attributes:
         sequence: the number of the last message sent to it.
@@ -156,7 +156,7 @@ class ClientRecord(Record):
 
     sequence: int = 0
     waiting: int | None = None
-    settled: Settlement = Settlement()
+    settled: Acknowledgement = Acknowledgement()
     report: Report | None = None
     refusals: int = 0
 
@@ -239,14 +239,14 @@ NEW_CLIENT = ClientRecord()
 
 
 @dataclass(frozen=True)
-class Residuals(Mapping[str, float]):
+class Gaps(Mapping[str, float]):
     """The last residual of each client that is not set aside; infinite before its first reply."""
 
     clients: Clients
 
     def __getitem__(self, name: str) -> float:
         report = self.clients[name].report
-        return float("inf") if report is None else float(report.residual)
+        return float("inf") if report is None else float(report.gap)
 
     def __iter__(self) -> Iterator[str]:
         return iter(active(self.clients))
@@ -276,9 +276,9 @@ class ServerState(Record):
         version: counts the changes of the posterior.
         seed: all randomness follows from it, the version, and the client's name.
         prior: a member of the family.
-        posterior: always `rebuild(prior, rows)`, for methods with rows.
-        rows: client name -> row; in the client-held variant a single joint row under `JOINT`; empty for methods
-            without rows.
+        posterior: always `rebuild(prior, entries)`, for methods with entries.
+        entries: client name -> entry; in the client-held variant a single joint entry under `JOINT`; empty for methods
+            without entries.
         clients: client name -> bookkeeping; the members of the federation, in order.
         method: the algorithm's own state (damping, optimiser).
         schedule: the schedule's own state.
@@ -289,7 +289,7 @@ class ServerState(Record):
     seed: int
     prior: PyTree
     posterior: PyTree
-    rows: dict[str, PyTree]
+    entries: dict[str, PyTree]
     clients: Clients
     method: PyTree = None
     schedule: PyTree = None
@@ -312,6 +312,6 @@ class ServerState(Record):
         return tuple(name for name in self.names if name not in waiting) if waiting else self.names
 
     @property
-    def residuals(self) -> Residuals:
+    def gaps(self) -> Gaps:
         """The last residual of each client that is not set aside; infinite before its first reply."""
-        return Residuals(self.clients)
+        return Gaps(self.clients)

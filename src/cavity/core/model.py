@@ -149,7 +149,7 @@ class Model(eqx.Module):
         """Whether clients may differ in their columns."""
         return False
 
-    def server_rows(self) -> dict[str, Data]:
+    def server_entries(self) -> dict[str, Data]:
         """What of the prior is outside the family, as rows whose owner is the server: name -> data; mostly none."""
         return {}
 

@@ -32,7 +32,7 @@ class Progress:
     rounds: int
     visits: int
     visits_in_round: int
-    residual: float
+    gap: float
     clients_per_second: float
     seconds_left: float
 
@@ -40,8 +40,8 @@ class Progress:
         parts = [f"round {self.round} of at most {self.rounds}"]
         if self.visits_in_round > 1:
             parts.append(f"{self.visits:,} of {self.visits_in_round:,} clients")
-        if math.isfinite(self.residual):  # in sampled rounds it is infinite until everybody has replied
-            parts.append(f"residual {self.residual:.1e}")
+        if math.isfinite(self.gap):  # in sampled rounds it is infinite until everybody has replied
+            parts.append(f"residual {self.gap:.1e}")
         speed = self.clients_per_second
         parts.append(f"{speed:,.0f} clients/s" if speed >= 100 else f"{speed:.3g} clients/s")
         parts.append(f"at most {_duration(self.seconds_left)} left")
@@ -89,9 +89,9 @@ class Stopwatch:
     def begin(self, rounds_done: int, visits_in_round: int, last: Sequence[Mapping[str, Any]]) -> None:
         """So many rounds are done; `last` is the record of the last one, if there is one."""
         self._rounds_done, self._visits_in_round = rounds_done, visits_in_round
-        self._residual = last[-1]["residual"] if last else float("nan")
+        self._residual = last[-1]["gap"] if last else float("nan")
 
-    def heard(self, visits: int, new_replies: int) -> None:
+    def on_replies(self, visits: int, new_replies: int) -> None:
         """So many visits since `begin`, the newest by so many replies."""
         self._replies += new_replies
         if self._watcher is None:
@@ -107,7 +107,7 @@ class Stopwatch:
                 rounds=self._rounds,
                 visits=visits,
                 visits_in_round=self._visits_in_round,
-                residual=self._residual,
+                gap=self._residual,
                 clients_per_second=speed,
                 seconds_left=left / speed if speed > 0 else float("inf"),
             )

@@ -47,7 +47,7 @@ class SharedModel(Model):
         """E[log p(rows | theta)] - KL(q(theta | phi) : cavity(theta | phi)) under q proportional to cavity * factor."""
 
     @property
-    def others_stand_in(self) -> bool:
+    def has_surrogate_factors(self) -> bool:
         """Whether factors can stand in for their rows as functions of phi too: then `whole` and `unsaid` are there.
 
         `solvers/shared_descent.py` says what for.
@@ -58,7 +58,9 @@ class SharedModel(Model):
         """The bound of all rows given phi, with the factors in the cavity in the place of the others' rows."""
         raise UnsuitableError(f"the factors of {type(self).__name__} do not stand in for rows")
 
-    def unsaid(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+    def surrogate_residual(
+        self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data
+    ) -> Float[Array, ""]:
         """The rows' term of the bound minus that of their factor: what `whole` misses of them at any other client."""
         raise UnsuitableError(f"the factors of {type(self).__name__} do not stand in for rows")
 

@@ -46,7 +46,7 @@ class Loss(eqx.Module):
         """The loss is this multiple of the negative log likelihood of the rows it sees; None if it is not one."""
         return None
 
-    def seen_from(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
+    def in_context(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
         """The loss and the rows in the context of a cavity; most losses do not look at it."""
         return self, data
 

@@ -14,7 +14,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from cavity import ledger
 from cavity.core import Algorithm, Data
-from cavity.core.messages import Brief, ServerState
+from cavity.core.messages import ClientInput, ServerState
 from cavity.errors import ImproperError
 from cavity.simulation.drive import client_half, in_own_precision, numbers_as_leaves
 
@@ -59,16 +59,16 @@ def posteriors_with_rows(algorithm: Any, server: ServerState, client: str, data:
     The other clients' factors stay as they are. All rows are tried in one program. The first posterior is what the
     others are to be compared with: it has the same number of rows, so the same mini-batches, and no other row.
     """
-    brief = Brief(server.posterior, server.rows[client], algorithm.shared(server))
-    brief = in_own_precision(algorithm, jax.tree.map(jnp.asarray, brief))
+    inputs = ClientInput(server.posterior, server.entries[client], algorithm.shared(server))
+    inputs = in_own_precision(algorithm, jax.tree.map(jnp.asarray, inputs))
     key = jax.random.key(seed)
     batch = jax.tree.map(lambda leaf: np.concatenate([leaf[:1], leaf]), rows.batch)
     weight = np.concatenate([[0.0], rows.weight])
-    deltas = ledger.to_host(_deltas(numbers_as_leaves(algorithm), key, brief, data, batch, weight))
+    deltas = ledger.to_host(_deltas(numbers_as_leaves(algorithm), key, inputs, data, batch, weight))
     posteriors = []
     for i in range(len(weight)):
         delta = jax.tree.map(lambda leaf, i=i: leaf[i], deltas)
-        moved = server.rows | {client: algorithm.merge(server.rows[client], delta, 1.0)}
+        moved = server.entries | {client: algorithm.merge(server.entries[client], delta, 1.0)}
         posteriors.append(algorithm.rebuild(server.prior, list(moved.values())))
         if not ledger.is_proper(posteriors[-1]):
             raise ImproperError(
@@ -78,11 +78,13 @@ def posteriors_with_rows(algorithm: Any, server: ServerState, client: str, data:
 
 
 @eqx.filter_jit
-def _deltas(algorithm: Algorithm, key: PRNGKeyArray, brief: Brief, data: Data, batch: PyTree, weight: Any) -> PyTree:
+def _deltas(
+    algorithm: Algorithm, key: PRNGKeyArray, inputs: ClientInput, data: Data, batch: PyTree, weight: Any
+) -> PyTree:
     def with_row(row: PyTree, row_weight: Any) -> PyTree:
         longer = jax.tree.map(lambda rows, row: jnp.concatenate([jnp.asarray(rows), row[None]]), data.batch, row)
         weights = jnp.append(jnp.asarray(data.weight), row_weight)
         more = Data(longer, weights, jnp.asarray(data.num_rows) + 1)
-        return client_half(algorithm, key, brief, algorithm.initial_local(more), more)[0].delta
+        return client_half(algorithm, key, inputs, algorithm.initial_local(more), more)[0].delta
 
     return jax.vmap(with_row)(jax.tree.map(jnp.asarray, batch), jnp.asarray(weight))

@@ -176,7 +176,7 @@ def closing_exchange(
             engine.submit(message)
         while len(local) < len(server.names) and (replies := engine.collect(len(server.names) - len(local))):
             usable = [reply for reply in replies if ledger.reason_to_refuse(server, reply) is None]
-            local |= {reply.client: float(np.asarray(reply.answer.report.free_energy)) for reply in usable}
+            local |= {reply.client: float(np.asarray(reply.update.report.free_energy)) for reply in usable}
         server = ledger.abandon(server, missing)
     if len(local) < len(server.names):
         return server, math.nan

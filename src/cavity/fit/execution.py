@@ -97,7 +97,7 @@ def scouted(algorithm: Algorithm, clients: Any, seed: int) -> tuple[Algorithm, i
     if scout is None or isinstance(clients, ClientSource):
         return algorithm, 0
     with jax.enable_x64(True):
-        data = {name: scout.model.of(rows) for name, rows in clients.items()} | scout.model.server_rows()
+        data = {name: scout.model.of(rows) for name, rows in clients.items()} | scout.model.server_entries()
         engine, schedule = LocalEngine(scout, data, seed=seed), Synchronous()
         server = training.open_federation(scout, schedule, list(data), seed)
         stopping = Stopping(SCOUT_ROUNDS, SCOUT_TOLERANCE)
@@ -107,16 +107,16 @@ def scouted(algorithm: Algorithm, clients: Any, seed: int) -> tuple[Algorithm, i
             raise CavityError(f"no start was found: {error}. Try without, with `scout=False`") from None
         finally:
             engine.close()
-    if not history[-1]["residual"] < FAR:
+    if not history[-1]["gap"] < FAR:
         logger.warning(
             "the start is not quite found: the last of %d rounds changed it by %.1e nats",
             len(history),
-            history[-1]["residual"],
+            history[-1]["gap"],
         )
     return algorithm.starting_at(server.posterior), len(history)
 
 
-def go_on(
+def continue_run(
     fit: Any,
     stopping: Stopping,
     *,

@@ -202,14 +202,14 @@ class Fit:
     def _latent(self) -> bool:
         return isinstance(self.algorithm.model, LatentModel)
 
-    def silo(self, name: str) -> local_posterior.SiloPosterior:
+    def local(self, name: str) -> local_posterior.LocalPosterior:
         """A silo's own posterior of its local latents, where this process has its data."""
         if not self._latent:
             raise CavityError(f"{type(self.algorithm.model).__name__} has no local latents")
         self.needs_clients("look into a silo")
         if isinstance(self.clients, ClientSource) or name not in (self.clients or {}):
             raise CavityError(f"there is no silo {name!r}; there are {', '.join(self.server.names)}")
-        return local_posterior.SiloPosterior(
+        return local_posterior.LocalPosterior(
             name=name,
             model=self.algorithm.model,
             shared=self.posterior,
@@ -227,7 +227,7 @@ class Fit:
             q, mean = jax.tree.map(jax.numpy.asarray, (kept.q, self.posterior.q.mean))
             return q.recentred(mean - kept.centre) if hasattr(kept, "centre") else q
 
-    def hand_over(self, algorithm: Any, *, precision_per_row: float | None = None) -> Fit:
+    def warm_start(self, algorithm: Any, *, precision_per_row: float | None = None) -> Fit:
         """What was found so far, for another method of the same model to go on with.
 
         SFVI-Avg first, then SFVI; or FedAvg as burn-in, then FedEP, FedSEP or FedPA. FedAvg's point becomes
@@ -241,7 +241,7 @@ class Fit:
         """
         from cavity.fit import warm_start
 
-        return warm_start.handed_over(self, algorithm, precision_per_row)
+        return warm_start.warm_started(self, algorithm, precision_per_row)
 
     @property
     def parties(self) -> list[str]:
@@ -262,8 +262,8 @@ class Fit:
             said = self.algorithm.convergence(self.posterior, self.server.method)
             return tuple(remarks if doubts or said is None else [*remarks, said])
         if last is not None and not doubts and not self.converged:
-            known = np.isfinite(last["residual"])
-            why = f"the largest residual is {last['residual']:.1e} nats" if known else "the residual is not known yet"
+            known = np.isfinite(last["gap"])
+            why = f"the largest residual is {last['gap']:.1e} nats" if known else "the residual is not known yet"
             remarks.append(f"not converged: {why}; go on with fit.refine()")
         if last is not None and last["unconverged"]:
             remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
@@ -278,9 +278,9 @@ class Fit:
 
         Args:
             x: features, as the clients have them (no intercept). With local latents, rows of units that nobody has;
-                `fit.silo(name).predict(x)` is for a silo's own.
+                `fit.local(name).predict(x)` is for a silo's own.
             num_draws: average over so many posterior draws; None takes the closed form where there is one
-                (for logistic regression the probit approximation).
+                (for logistic regression a quadrature).
             seed: of the draws.
             point: predict with the posterior's mean alone, as methods without uncertainty do.
         """
@@ -301,12 +301,12 @@ class Fit:
     ) -> Fit:
         """Go on for at least one more round, and for at most so many; other arguments as in `cavity.run`."""
         done = len(self.history)
-        return execution.go_on(
+        return execution.continue_run(
             self,
             Stopping(done + rounds, tolerance, at_least=done + 1),
             observers=observers,
             metrics=metrics,
-            rounds_per_block=self.algorithm.planned_block if rounds_per_block is None else rounds_per_block,
+            rounds_per_block=self.algorithm.default_block if rounds_per_block is None else rounds_per_block,
             chunk=chunk,
             progress=progress,
         )
@@ -445,10 +445,9 @@ class Fit:
 
     def _needs_factors(self) -> None:
         if isinstance(self.algorithm, CombiningAlgorithm):
-            who = "silo" if self._latent else "client"
             raise CavityError(
-                f"{type(self.algorithm).__name__} keeps no factor per {who} that could be taken out; run it again "
-                f"without the {who}"
+                f"{type(self.algorithm).__name__} keeps no factor per client that could be removed; run it again "
+                "without the client"
             )
 
     def needs_clients(self, action: str) -> Mapping[str, Data] | ClientSource:

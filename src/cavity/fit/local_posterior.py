@@ -48,7 +48,7 @@ def as_arviz(draws: PyTree) -> Any:
 
 
 @dataclass(frozen=True)
-class SiloPosterior:
+class LocalPosterior:
     """A silo's own posterior of its local latents. It is made where the silo's data are, and stays there.
 
     Attributes:

@@ -70,8 +70,8 @@ def run(
     Returns:
         The fit.
     """
-    at_most: int = algorithm.planned_rounds if rounds is None else rounds
-    block: int = algorithm.planned_block if rounds_per_block is None else rounds_per_block
+    at_most: int = algorithm.default_rounds if rounds is None else rounds
+    block: int = algorithm.default_block if rounds_per_block is None else rounds_per_block
     data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
     names = execution.names_of(data, algorithm.model)
     execution.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=block, chunk=chunk)
@@ -81,7 +81,7 @@ def run(
     server = training.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
     labels = unit_labels(algorithm.model, clients)
     fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, scouting=scouting)
-    return execution.go_on(
+    return execution.continue_run(
         fit,
         Stopping(at_most, tolerance),
         metrics=metrics,
@@ -133,14 +133,14 @@ def resume(
             f"the checkpoint and the data differ in their clients: {', '.join(sorted(missing))}. Give the same "
             "clients, then use fit.join or fit.withdraw"
         )
-    return execution.go_on(
+    return execution.continue_run(
         fit,
-        Stopping(fit.algorithm.planned_rounds if rounds is None else rounds, tolerance),
+        Stopping(fit.algorithm.default_rounds if rounds is None else rounds, tolerance),
         metrics=metrics,
         observers=observers,
         directory=directory,
         checkpoint_seconds=checkpoint_seconds,
-        rounds_per_block=fit.algorithm.planned_block if rounds_per_block is None else rounds_per_block,
+        rounds_per_block=fit.algorithm.default_block if rounds_per_block is None else rounds_per_block,
         chunk=chunk,
         progress=progress,
     )
@@ -158,7 +158,7 @@ def load(
     directory, name = (path, CHECKPOINT) if path.is_dir() else (path.parent, path.name)
     types = serialization.types_beside((algorithm, schedule))
     if algorithm is not None:
-        types |= serialization.types_in((algorithm.empty_row(), algorithm.initial_method(1)))
+        types |= serialization.types_in((algorithm.initial_entry(), algorithm.initial_method(1)))
     if schedule is not None:
         types |= serialization.types_in(schedule.init(()))
     saved, history = RunDirectory(directory).read(types, name)

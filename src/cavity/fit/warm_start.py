@@ -13,7 +13,7 @@ from cavity.errors import CavityError
 from cavity.fit import execution
 
 
-def handed_over(fit: Any, algorithm: Any, precision_per_row: float | None) -> Any:
+def warm_started(fit: Any, algorithm: Any, precision_per_row: float | None) -> Any:
     """What `Fit.hand_over` gives."""
     if isinstance(fit.posterior, PointMass) and hasattr(algorithm, "taking_over"):
         return _from_point(fit, algorithm, precision_per_row)

@@ -46,7 +46,7 @@ def learn(fit: Any, hyperparameters: Sequence[Any], steps: int, rounds: int, tol
             for i, (part, total) in enumerate(zip(hyperparameters, totals, strict=True)):
                 model, slopes, states[i] = part.step(states[i], model, q, total)
                 slope = max(slope, float(np.max(np.abs(slopes), initial=0.0)))
-        if slope < tolerance and fit.history[-1]["residual"] < RESIDUAL:
+        if slope < tolerance and fit.history[-1]["gap"] < RESIDUAL:
             return fit
         fit = with_model(fit, model).refine(rounds, RESIDUAL)
     logger.warning(

@@ -63,7 +63,7 @@ class PriorScale(Hyperparameter):
 
     def check(self, model: Model) -> None:
         prior = model.prior
-        if not isinstance(prior, (FullGaussian, DiagonalGaussian, IsotropicGaussian)) or model.server_rows():
+        if not isinstance(prior, (FullGaussian, DiagonalGaussian, IsotropicGaussian)) or model.server_entries():
             raise UnsuitableError(
                 f"the prior of {type(model).__name__} is no Gaussian whose scale can be learned; write the scale into "
                 "the model and give it a prior of its own"

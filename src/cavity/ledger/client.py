@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtyping import PyTree
 
-from cavity.core.messages import Brief, ClientState, Message, Pending, Reply
+from cavity.core.messages import ClientInput, ClientState, Message, Pending, Reply
 from cavity.errors import ProtocolError
 from cavity.ledger import to_host
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:
     """A client's state before its first message."""
-    row = to_host(algorithm.empty_row()) if held_by_clients else None
-    return ClientState(local=algorithm.initial_local(data), row=row)
+    entry = to_host(algorithm.initial_entry()) if held_by_clients else None
+    return ClientState(local=algorithm.initial_local(data), entry=entry)
 
 
 def settle(algorithm: Algorithm, state: ClientState, message: Message) -> ClientState:
     """Learn the fate of the pending answer: commit it with the exponent that the server gave, or drop it."""
     pending, settled = state.pending, message.settled
     if pending is not None and pending.sequence == settled.sequence:
-        row = state.row
-        if row is not None:
-            row = algorithm.merge(row, to_host(pending.answer.delta), settled.exponent)
-        return ClientState(local=pending.local, row=row, settled=settled.sequence)
-    if state.row is not None and state.settled != settled.sequence:
+        entry = state.entry
+        if entry is not None:
+            entry = algorithm.merge(entry, to_host(pending.update.delta), settled.exponent)
+        return ClientState(local=pending.local, entry=entry, settled=settled.sequence)
+    if state.entry is not None and state.settled != settled.sequence:
         raise ProtocolError(
             f"client {message.client!r}: the server accepted its reply {settled.sequence}, but the factor kept "
             f"here is of reply {state.settled}. Restore this client's state from its last backup, or run the "
@@ -55,7 +55,7 @@ def is_stale(state: ClientState, message: Message) -> bool:
     settled. A client that keeps nothing answers whatever comes; the server refuses what it does not want.
     """
     pending = state.pending
-    if pending is None or (state.row is None and pending.local is None):
+    if pending is None or (state.entry is None and pending.local is None):
         return False
     return (message.version, message.sequence) < (pending.version, pending.sequence)
 
@@ -65,15 +65,15 @@ def stored_reply(state: ClientState, message: Message) -> Reply | None:
     pending = state.pending
     if pending is None or (pending.version, pending.sequence) != (message.version, message.sequence):
         return None
-    return Reply(message.client, pending.version, pending.sequence, pending.answer)
+    return Reply(message.client, pending.version, pending.sequence, pending.update)
 
 
-def brief_for(state: ClientState, message: Message) -> Brief:
-    """The message's contents, with the client's own row where the client keeps it."""
-    return message.brief if state.row is None else replace(message.brief, row=state.row)
+def inputs_for(state: ClientState, message: Message) -> ClientInput:
+    """The message's contents, with the client's own entry where the client keeps it."""
+    return message.inputs if state.entry is None else replace(message.inputs, entry=state.entry)
 
 
-def commit(state: ClientState, message: Message, answer: Any, local: PyTree) -> tuple[ClientState, Reply]:
+def commit(state: ClientState, message: Message, update: Any, local: PyTree) -> tuple[ClientState, Reply]:
     """Keep the answer as pending and make the reply; a client writes this state before it sends."""
-    pending = Pending(message.sequence, message.version, answer, local)
-    return replace(state, pending=pending), Reply(message.client, message.version, message.sequence, answer)
+    pending = Pending(message.sequence, message.version, update, local)
+    return replace(state, pending=pending), Reply(message.client, message.version, message.sequence, update)

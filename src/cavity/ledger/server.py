@@ -2,13 +2,13 @@
 
     No client's data count twice, or not at all, whatever is lost, late, repeated or re-ordered.
 
-For every method with rows, `server.posterior == algorithm.rebuild(server.prior, rows)` after each function of
+For every method with entries, `server.posterior == algorithm.rebuild(server.prior, entries)` after each function of
 this file. There are two variants, and both run through the same functions:
 
-- **server-held** (the default): the server keeps one row per client, and a message brings it to its owner.
+- **server-held** (the default): the server keeps one entry per client, and a message brings it to its owner.
   A client holds nothing that matters.
-- **client-held** (`held_by_clients`): each client keeps its own row, the server only their product, in one
-  joint row. A client's answer stays *pending* until the server's next message says, in `settled`, whether it
+- **client-held** (`held_by_clients`): each client keeps its own entry, the server only their product, in one
+  joint entry. A client's answer stays *pending* until the server's next message says, in `settled`, whether it
   was accepted and with which exponent; only then the client commits it.
 
 One message per client is outstanding. A reply is accepted if it answers that message and no other, so a
@@ -20,7 +20,7 @@ precision the clients compute in.
 
 A reply that makes the posterior improper is judged on its own: it is refused by name, and those of the others are
 merged without it. So no client can keep the others from going on. One whose replies are refused `MAX_REFUSALS` times in
-a row is set aside: the loop asks it no more, and does not wait for it.
+a entry is set aside: the loop asks it no more, and does not wait for it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from jaxtyping import PyTree
 from cavity.core.host import is_finite, is_floating, is_proper, to_host
 from cavity.core.messages import (
     NEW_CLIENT,
-    Brief,
+    Acknowledgement,
+    ClientInput,
     ClientRecord,
     Clients,
     Message,
     Reply,
     Report,
     ServerState,
-    Settlement,
 )
 from cavity.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from cavity.core import Algorithm, CombiningAlgorithm, RowAlgorithm
+    from cavity.core import Algorithm, CombiningAlgorithm, EntryAlgorithm
 
 JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
 LARGE = 100_000  # numbers in an answer from which on a program stacks them; for fewer it would take longer to start
@@ -66,40 +66,42 @@ def open_ledger(
             raise ProtocolError(f"no client may be called {name!r}; rename it")
     if held_by_clients and not getattr(algorithm, "rows_multiply", True):
         raise ProtocolError(
-            "rows that hold more than a factor (an optimiser's memory), or that are replaced and not multiplied, "
+            "entries that hold more than a factor (an optimiser's memory), or that are replaced and not multiplied, "
             "cannot be kept by the clients; let the server hold them"
         )
-    empty = to_host(algorithm.empty_row())
-    rows = {} if empty is None else {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
+    empty = to_host(algorithm.initial_entry())
+    entries = {} if empty is None else {JOINT: empty} if held_by_clients else dict.fromkeys(names, empty)
     prior = to_host(algorithm.prior)
     return ServerState(
         version=0,
         seed=seed,
         prior=prior,
-        posterior=_with_places(algorithm, prior, prior, rows),
-        rows=rows,
+        posterior=_with_places(algorithm, prior, prior, entries),
+        entries=entries,
         clients=Clients.new(names),
         method=algorithm.initial_method(len(names)),
         held_by_clients=held_by_clients,
     )
 
 
-def _with_places(algorithm: Algorithm, prior: PyTree, posterior: PyTree, rows: dict[str, PyTree]) -> PyTree:
-    """The posterior with its empty rows: they do not change a product, but a union has a place for each."""
-    if not rows or getattr(algorithm, "rows_multiply", True):
+def _with_places(algorithm: Algorithm, prior: PyTree, posterior: PyTree, entries: dict[str, PyTree]) -> PyTree:
+    """The posterior with its empty entries: they do not change a product, but a union has a place for each."""
+    if not entries or getattr(algorithm, "rows_multiply", True):
         return posterior
-    return algorithm.rebuild(prior, list(rows.values()))  # pyright: ignore[reportAttributeAccessIssue]
+    return algorithm.rebuild(prior, list(entries.values()))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> tuple[ServerState, list[Message]]:
     """Start a message to each of `names`; one that is still outstanding is abandoned by it."""
     clients, records, messages = server.clients, {}, []
-    rowless = Brief(server.posterior, None, algorithm.shared(server))  # one for all: there may be very many clients
+    without_entry = ClientInput(
+        server.posterior, None, algorithm.shared(server)
+    )  # one for all: there may be very many clients
     started: dict[int, ClientRecord] = {}  # and before their first reply they share a record
     for name in names:
         if name not in clients:
             raise ProtocolError(not_a_member(server, name))
-        record, row = records.get(name, clients[name]), server.rows.get(name)
+        record, entry = records.get(name, clients[name]), server.entries.get(name)
         if id(record) not in started:
             started[id(record)] = replace(record, sequence=record.sequence + 1, waiting=server.version)
         records[name] = started[id(record)]
@@ -109,7 +111,7 @@ def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) ->
                 version=server.version,
                 sequence=record.sequence + 1,
                 settled=record.settled,
-                brief=rowless if row is None else replace(rowless, row=row),
+                inputs=without_entry if entry is None else replace(without_entry, entry=entry),
             )
         )
     return replace(server, clients=clients | records), messages
@@ -140,7 +142,7 @@ class Change:
     """What an algorithm makes of the accepted replies; `exponents` is 0 for one that it could not use."""
 
     posterior: PyTree
-    rows: dict[str, PyTree]
+    entries: dict[str, PyTree]
     method: PyTree
     exponents: dict[str, float]
     reasons: dict[str, str] = field(default_factory=dict)
@@ -191,12 +193,12 @@ def _receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
         reason = reason_to_refuse(server, reply)
         if reason is None and reply.client in admitted:
             reason = "came twice in one batch"
-        if reason is None and not is_finite(reply.answer.delta):
+        if reason is None and not is_finite(reply.update.delta):
             reason = "its change holds a NaN or an infinity"
             server = count_refusals(algorithm, abandon(server, [reply.client]), [reply.client])
         if reason is None:
-            answer = to_host(reply.answer) if algorithm.absorbs_in_double else jax.tree.map(np.asarray, reply.answer)
-            admitted[reply.client] = replace(reply, answer=answer)
+            update = to_host(reply.update) if algorithm.absorbs_in_double else jax.tree.map(np.asarray, reply.update)
+            admitted[reply.client] = replace(reply, update=update)
         else:
             outcome.refused.append((reply.client, reason))
     if not admitted:
@@ -208,7 +210,7 @@ def _receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
         exponent = change.exponents[name]
         records[name] = replace(server.clients[name], waiting=None)
         if exponent > 0:
-            settled, report = Settlement(reply.sequence, exponent), _plain(reply.answer.report)
+            settled, report = Acknowledgement(reply.sequence, exponent), _plain(reply.update.report)
             records[name] = replace(records[name], settled=settled, report=report, refusals=0)
             outcome.accepted[name] = exponent
         else:
@@ -218,7 +220,7 @@ def _receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
         server,
         version=server.version + 1,
         posterior=change.posterior,
-        rows=change.rows,
+        entries=change.entries,
         method=change.method,
         clients=server.clients | records,
     )
@@ -226,7 +228,7 @@ def _receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
 
 
 def count_refusals(algorithm: Algorithm, server: ServerState, names: Iterable[str]) -> ServerState:
-    """One more refused reply of each of these clients; the server's own rows are never set aside."""
+    """One more refused reply of each of these clients; the server's own entries are never set aside."""
     clients = server.clients
     counted = {
         name: replace(clients[name], refusals=clients[name].refusals + 1)
@@ -247,48 +249,48 @@ def _plain(report: Report) -> Report:
     return jax.tree.map(lambda leaf: np.asarray(leaf).item(), report)
 
 
-def absorb_into_rows(algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
-    """Row <- merge(row, delta, exponent) for each reply, and q <- rebuild(prior, rows).
+def absorb_into_entries(algorithm: EntryAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
+    """Entry <- merge(entry, delta, exponent) for each reply, and q <- rebuild(prior, entries).
 
     The algorithm's damping proposes the exponents. Where the product is improper, replies that make it so by themselves
     are refused, and the exponents of the others are halved together until it is proper. This takes few halvings: with
     M replies of which each is proper by itself, 1 / M of all exponents gives the geometric mean of M proper posteriors.
     A posterior that was improper already (under an improper prior, before enough clients have spoken) may stay so.
     """
-    residuals = dict(server.residuals) | {reply.client: float(reply.answer.report.residual) for reply in replies}
+    gaps = dict(server.gaps) | {reply.client: float(reply.update.report.gap) for reply in replies}
     with jax.enable_x64(True):
         exponents, method = algorithm.damping.choose(
             server.method,
-            residuals=np.array(list(residuals.values())),
+            gaps=np.array(list(gaps.values())),
             staleness=np.array([server.version - reply.version for reply in replies]),
         )
     exponents, method = to_host((exponents, method))
     for halvings in range(MAX_HALVINGS):
-        rows, posterior = _merged(algorithm, server, replies, exponents)
+        entries, posterior = _merged(algorithm, server, replies, exponents)
         if is_proper(posterior) or not is_proper(server.posterior):
             break
         if halvings == 0 and (bad := _improper_alone(algorithm, server, replies, exponents)):
-            return without(bad, server, replies, lambda others: absorb_into_rows(algorithm, server, others))
+            return without(bad, server, replies, lambda others: absorb_into_entries(algorithm, server, others))
         exponents, method = exponents / 2, algorithm.damping.backed_off(method)
     else:
-        rows, posterior, method, exponents = server.rows, server.posterior, server.method, np.zeros(len(replies))
+        entries, posterior, method, exponents = server.entries, server.posterior, server.method, np.zeros(len(replies))
     chosen = {reply.client: float(exponent) for reply, exponent in zip(replies, exponents, strict=True)}
-    return Change(posterior, rows, method, chosen)
+    return Change(posterior, entries, method, chosen)
 
 
 def _merged(
-    algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply], exponents: Sequence[float] | np.ndarray
+    algorithm: EntryAlgorithm, server: ServerState, replies: Sequence[Reply], exponents: Sequence[float] | np.ndarray
 ) -> tuple[dict[str, PyTree], PyTree]:
-    """The rows with these replies, and the posterior of them."""
-    rows = dict(server.rows)
+    """The entries with these replies, and the posterior of them."""
+    entries = dict(server.entries)
     for reply, exponent in zip(replies, exponents, strict=True):
         key = JOINT if server.held_by_clients else reply.client
-        rows[key] = algorithm.merge(rows[key], reply.answer.delta, exponent)
-    return rows, algorithm.rebuild(server.prior, list(rows.values()))
+        entries[key] = algorithm.merge(entries[key], reply.update.delta, exponent)
+    return entries, algorithm.rebuild(server.prior, list(entries.values()))
 
 
 def _improper_alone(
-    algorithm: RowAlgorithm, server: ServerState, replies: Sequence[Reply], exponents: Sequence[float] | np.ndarray
+    algorithm: EntryAlgorithm, server: ServerState, replies: Sequence[Reply], exponents: Sequence[float] | np.ndarray
 ) -> dict[str, str]:
     """Those whose reply makes the posterior improper by itself, with the reason.
 
@@ -309,7 +311,7 @@ def without(
 ) -> Change:
     """What `absorb` makes of the replies without the bad ones, which are refused for the reasons given."""
     others = [reply for reply in replies if reply.client not in bad]
-    change = absorb(others) if others else Change(server.posterior, server.rows, server.method, {})
+    change = absorb(others) if others else Change(server.posterior, server.entries, server.method, {})
     return replace(change, exponents=change.exponents | dict.fromkeys(bad, 0.0), reasons=change.reasons | bad)
 
 
@@ -327,24 +329,24 @@ def _jitted_exchange(algorithm: CombiningAlgorithm, seed: Any, version: Any, met
 
 @eqx.filter_jit
 def _jitted_combine(
-    algorithm: CombiningAlgorithm, posterior: Any, method: Any, exchange: PyTree, answers: Any, share: Any
+    algorithm: CombiningAlgorithm, posterior: Any, method: Any, exchange: PyTree, updates: Any, share: Any
 ) -> tuple[Any, Any]:
     # here, and not before: answers of millions of weights would be copied together, and in double
-    if isinstance(answers, tuple):
-        answers = jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *answers)
-    double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if is_floating(leaf) else leaf, answers)
+    if isinstance(updates, tuple):
+        updates = jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *updates)
+    double = jax.tree.map(lambda leaf: leaf.astype(np.float64) if is_floating(leaf) else leaf, updates)
     return algorithm.combine(posterior, method, exchange, double, share)
 
 
 def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies: Sequence[Reply]) -> Change:
     """The next posterior of all these replies, in float64; those that make it infinite by themselves are refused."""
-    answers: Any = tuple(reply.answer for reply in replies)
-    if sum(np.size(leaf) for leaf in jax.tree.leaves(answers[0])) < LARGE:
-        answers = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    updates: Any = tuple(reply.update for reply in replies)
+    if sum(np.size(leaf) for leaf in jax.tree.leaves(updates[0])) < LARGE:
+        updates = jax.tree.map(lambda *leaves: np.stack(leaves), *updates)
     share = np.float64(len(replies) / len(server.clients))
     exchange = exchange_of(algorithm, server)
     with jax.enable_x64(True):
-        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, answers, share)
+        combined = _jitted_combine(algorithm, server.posterior, server.method, exchange, updates, share)
     posterior, method = to_host(combined)
     usable = is_finite((posterior, method))
     if not usable and len(replies) > 1:
@@ -355,7 +357,7 @@ def absorb_together(algorithm: CombiningAlgorithm, server: ServerState, replies:
             return without(bad, server, replies, lambda others: absorb_together(algorithm, server, others))
     if not usable:
         posterior, method = server.posterior, server.method
-    return Change(posterior, server.rows, method, {reply.client: float(usable) for reply in replies})
+    return Change(posterior, server.entries, method, {reply.client: float(usable) for reply in replies})
 
 
 def free_energy(server: ServerState, posterior: PyTree) -> float:
@@ -377,8 +379,8 @@ def free_energy(server: ServerState, posterior: PyTree) -> float:
     return sum(float(report.free_energy) for report in reports if report is not None) + log_z
 
 
-def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerState:
-    """Forget a client: drop its row and rebuild. The others must then refine to convergence."""
+def withdraw(algorithm: EntryAlgorithm, server: ServerState, name: str) -> ServerState:
+    """Forget a client: drop its entry and rebuild. The others must then refine to convergence."""
     if name not in server.clients:
         raise ProtocolError(not_a_member(server, name))
     if server.held_by_clients:
@@ -386,33 +388,33 @@ def withdraw(algorithm: RowAlgorithm, server: ServerState, name: str) -> ServerS
             f"client {name!r} keeps its own factor, so the server cannot take it out; "
             "run the study again without this client, or with the factors held by the server"
         )
-    rows = algorithm.remaining(server, {key: row for key, row in server.rows.items() if key != name})
-    return rebuilt(algorithm, replace(server, rows=rows, clients=server.clients.without(name)))
+    entries = algorithm.remaining(server, {key: entry for key, entry in server.entries.items() if key != name})
+    return rebuilt(algorithm, replace(server, entries=entries, clients=server.clients.without(name)))
 
 
-def rebuilt(algorithm: RowAlgorithm, server: ServerState) -> ServerState:
-    """The posterior anew from prior and rows, with the method's state (damping) as at the start.
+def rebuilt(algorithm: EntryAlgorithm, server: ServerState) -> ServerState:
+    """The posterior anew from prior and entries, with the method's state (damping) as at the start.
 
-    Without one factor the product of the others may be improper (they were fitted beside it). Then all rows
+    Without one factor the product of the others may be improper (they were fitted beside it). Then all entries
     are emptied: a worse start for the refinement, never a wrong end.
     """
-    rows, posterior = server.rows, algorithm.rebuild(server.prior, list(server.rows.values()))
+    entries, posterior = server.entries, algorithm.rebuild(server.prior, list(server.entries.values()))
     if not is_proper(posterior):
-        rows = dict.fromkeys(rows, to_host(algorithm.empty_row()))
-        posterior = algorithm.rebuild(server.prior, list(rows.values()))
-        server = abandon(server, server.clients.waiting)  # what is outstanding would change rows that are no more
+        entries = dict.fromkeys(entries, to_host(algorithm.initial_entry()))
+        posterior = algorithm.rebuild(server.prior, list(entries.values()))
+        server = abandon(server, server.clients.waiting)  # what is outstanding would change entries that are no more
     method = algorithm.initial_method(len(server.clients))
-    return replace(server, version=server.version + 1, posterior=posterior, rows=rows, method=method)
+    return replace(server, version=server.version + 1, posterior=posterior, entries=entries, method=method)
 
 
 def join(algorithm: Algorithm, server: ServerState, name: str) -> ServerState:
-    """Add a client with an empty row; the posterior does not change until it replies."""
+    """Add a client with an empty entry; the posterior does not change until it replies."""
     if name in {JOINT} | algorithm.reserved_names:
         raise ProtocolError(f"no client may be called {name!r}; rename it")
     if name in server.clients:
         raise ProtocolError(f"client {name!r} is a member already; a second one needs another name")
-    rows, empty = server.rows, to_host(algorithm.empty_row())
+    entries, empty = server.entries, to_host(algorithm.initial_entry())
     if empty is not None and not server.held_by_clients:
-        rows = rows | {name: empty}
-    posterior = _with_places(algorithm, server.prior, server.posterior, rows)
-    return replace(server, posterior=posterior, rows=rows, clients=server.clients | {name: NEW_CLIENT})
+        entries = entries | {name: empty}
+    posterior = _with_places(algorithm, server.prior, server.posterior, entries)
+    return replace(server, posterior=posterior, entries=entries, clients=server.clients | {name: NEW_CLIENT})

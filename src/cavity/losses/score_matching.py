@@ -99,7 +99,7 @@ class ScoreMatching(Loss):
                 "`noise_sd`. Use the beta loss"
             )
 
-    def seen_from(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
+    def in_context(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
         assert isinstance(model, PseudoRows)
         weight, shift = self._rows(model, cavity.mean, data.batch)
         batch = model.shifted(cavity.mean, data.batch, shift)

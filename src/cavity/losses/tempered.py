@@ -61,6 +61,6 @@ class Tempered(Loss):
         power = self.loss.likelihood_power
         return None if power is None else self.weight * power
 
-    def seen_from(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
-        loss, data = self.loss.seen_from(model, cavity, data)
+    def in_context(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
+        loss, data = self.loss.in_context(model, cavity, data)
         return self if loss is self.loss else Tempered(self.weight, loss), data

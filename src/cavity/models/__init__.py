@@ -18,10 +18,10 @@ if TYPE_CHECKING:
         softmax_regression,
     )
     from cavity.models.glm.shrinkage import CoefficientPrior, CommonScale, Horseshoe, Laplace
-    from cavity.models.glm.shrinkage_regression import ShrunkRegression, shrunk
+    from cavity.models.glm.shrinkage_regression import ShrinkageRegression, with_shrinkage_prior
     from cavity.models.gp.factor_forms import Coupled, Decoupled, OwnRows
     from cavity.models.gp.pooled_gp import central_gp
-    from cavity.models.gp.row_proximity import nearness_to_rows
+    from cavity.models.gp.row_proximity import row_proximity
     from cavity.models.gp.sparse_gp import SparseGP, sparse_gp
     from cavity.models.location import NormalLocation, normal_location
     from cavity.models.neural.bag_of_words import BagOfWords, bag_of_words
@@ -51,7 +51,7 @@ __all__ = [
     "OwnRows",
     "PoissonRate",
     "Regression",
-    "ShrunkRegression",
+    "ShrinkageRegression",
     "SparseGP",
     "as_rows",
     "bag_of_words",
@@ -63,16 +63,16 @@ __all__ = [
     "logistic_regression",
     "mlp_classifier",
     "mlp_regression",
-    "nearness_to_rows",
     "network_model",
     "normal_location",
     "numpyro_kinds",
     "numpyro_model",
     "poisson_regression",
     "probit_regression",
-    "shrunk",
+    "row_proximity",
     "softmax_regression",
     "sparse_gp",
+    "with_shrinkage_prior",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -83,10 +83,10 @@ __getattr__, __dir__ = lazy_exports(
         "glm.regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
         "softmax_regression",
         "glm.shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
-        "glm.shrinkage_regression": "ShrunkRegression shrunk",
+        "glm.shrinkage_regression": "ShrinkageRegression with_shrinkage_prior",
         "gp.factor_forms": "Coupled Decoupled OwnRows",
         "gp.pooled_gp": "central_gp",
-        "gp.row_proximity": "nearness_to_rows",
+        "gp.row_proximity": "row_proximity",
         "gp.sparse_gp": "SparseGP sparse_gp",
         "location": "NormalLocation normal_location",
         "neural.bag_of_words": "BagOfWords bag_of_words",

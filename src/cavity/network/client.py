@@ -15,9 +15,9 @@ from cavity.core.client_data import prepare_client
 from cavity.errors import ProtocolError
 from cavity.io.checkpoints import write_atomically
 from cavity.network.limits import bounds, fingerprint, max_messages, problem_with, problem_with_scaling
-from cavity.network.protocol import Setting, check_like
+from cavity.network.protocol import RunConfig, check_like
 from cavity.network.study_session import check_for_network, foreign_types, identity_of, largest_messages
-from cavity.network.worker import Half, Site, first_reply
+from cavity.network.worker import ClientConfig, Site, first_reply
 from cavity.study.building import client_data, design_sums, fits_study, scaling_of, study_algorithm, sums
 from cavity.study.checks import name_findings
 from cavity.study.findings import Severity, refuse
@@ -34,7 +34,7 @@ def site_of(study: Study, name: str, table: Table, folder: Path, say: Callable[[
     check_for_network(study)
     refuse([finding for finding in name_findings(study, name) if finding.severity == Severity.ERROR])
     own_scaling = _own_scaling(study, table)
-    half = _half(study, name, table, Setting(own_scaling))  # what is wrong with the data is told at once
+    half = _half(study, name, table, RunConfig(own_scaling))  # what is wrong with the data is told at once
 
     def finish(files: dict[str, bytes]) -> None:
         for file, content in files.items():
@@ -55,7 +55,7 @@ def site_of(study: Study, name: str, table: Table, folder: Path, say: Callable[[
     )
 
 
-def _how_much(study: Study, half: Half) -> str:
+def _how_much(study: Study, half: ClientConfig) -> str:
     """How many messages are answered, and whether the answers could be solved for the rows."""
     most = f"at most {half.max_messages} messages are answered, in all runs of this study"
     if study.model.kind is None:
@@ -71,7 +71,7 @@ def _how_much(study: Study, half: Half) -> str:
     )
 
 
-def _half(study: Study, name: str, table: Table, setting: Setting) -> Half:
+def _half(study: Study, name: str, table: Table, setting: RunConfig) -> ClientConfig:
     scaling = setting.scaling
     if not fits_study(study, scaling):
         raise ProtocolError("its scaling is of other columns than the study's")
@@ -86,11 +86,11 @@ def _half(study: Study, name: str, table: Table, setting: Setting) -> Half:
         scout: Any = algorithm.scout
         if scout is None:
             raise ProtocolError("this study's method does not search for a start")
-        return Half(scout, scout.model.of(data), study.run.seed, max_messages=most)
+        return ClientConfig(scout, scout.model.of(data), study.run.seed, max_messages=most)
     if setting.start is not None:
         check_like("the start", setting.start, None if algorithm.scout is None else algorithm.scout.prior)
         algorithm = algorithm.starting_at(setting.start)
-    return Half(
+    return ClientConfig(
         algorithm,
         data,
         study.run.seed,
@@ -129,10 +129,10 @@ def first_words(study: Study, table: Table, site: Site) -> list[str]:
         )
         lines += _told(design_sums(study, table, scaling), {})
     lines.append("in the first round:")
-    reply = first_reply(site, Setting(scaling))
-    for path, leaf in jax.tree_util.tree_flatten_with_path(reply.answer.delta)[0]:
+    reply = first_reply(site, RunConfig(scaling))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(reply.update.delta)[0]:
         lines.append(f"  change {jax.tree_util.keystr(path).lstrip('.')} {np.asarray(leaf).tolist()}")
-    report = {key: np.asarray(value).item() for key, value in asdict(reply.answer.report).items()}
+    report = {key: np.asarray(value).item() for key, value in asdict(reply.update.report).items()}
     lines.append(f"  report {json.dumps(report)}")
     return lines
 

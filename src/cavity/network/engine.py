@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 from cavity.core import Algorithm, Engine
 from cavity.core.messages import Message, Reply
 from cavity.errors import ProtocolError, printable
-from cavity.network.protocol import Kind, Setting, check_reply
-from cavity.network.session import POLL, Clientele
+from cavity.network.protocol import Kind, RunConfig, check_reply
+from cavity.network.session import POLL, Session
 from cavity.network.transport import Delivery, PostLost
 
 logger = logging.getLogger("cavity")
@@ -60,15 +60,15 @@ class NetworkEngine(Engine):
     def __init__(
         self,
         algorithm: Algorithm,
-        clientele: Clientele,
-        setting: Setting,
+        session: Session,
+        setting: RunConfig,
         *,
         least: int = 1,
         own: Engine | None = None,
         own_names: Sequence[str] = (),
         bounds: ReplyBounds | None = None,
     ):
-        self._algorithm, self._clientele, self._setting, self._least = algorithm, clientele, setting, least
+        self._algorithm, self._clientele, self._setting, self._least = algorithm, session, setting, least
         self._own, self._own_names, self._bounds = own, tuple(own_names), bounds
         self._queue: list[Message] = []
         self._awaited: dict[str, Awaited] = {}
@@ -127,7 +127,7 @@ class NetworkEngine(Engine):
     def _send(self) -> None:
         messages, self._queue = {message.client: message for message in self._queue}, []
         for client in messages:  # a client has one message outstanding; the new one abandons the old
-            self._awaited = {letter: a for letter, a in self._awaited.items() if a.client != client}
+            self._awaited = {envelope: a for envelope, a in self._awaited.items() if a.client != client}
         bodies = {
             name: (Kind.WORK, {"message": m, "setting": self._setting, "notice": self._notices.pop(name, "")})
             for name, m in messages.items()
@@ -138,20 +138,20 @@ class NetworkEngine(Engine):
             self._clientele.lost(error)
             return
         until = self._clientele.clock() + self._clientele.terms.seconds
-        for name, letter in sent.items():
-            self._awaited[letter] = Awaited(name, until, messages[name])
+        for name, envelope in sent.items():
+            self._awaited[envelope] = Awaited(name, until, messages[name])
 
     def _arrived(self) -> list[Reply]:
         replies, now = [], self._clientele.clock()
-        for delivery in self._clientele.post.fetch(self._awaited):
-            awaited = self._awaited.pop(delivery.letter, None)  # None: it came before
+        for delivery in self._clientele.transport.fetch(self._awaited):
+            awaited = self._awaited.pop(delivery.envelope, None)  # None: it came before
             if awaited is not None and (reply := self._reply_of(awaited, delivery)) is not None:
                 replies.append(reply)
-        for letter, awaited in list(self._awaited.items()):
+        for envelope, awaited in list(self._awaited.items()):
             if now > awaited.until:
                 logger.warning("client %r: no answer within %.0f s", awaited.client, self._clientele.terms.seconds)
                 self._clientele.say(f"{awaited.client} has not answered in time")
-                del self._awaited[letter]
+                del self._awaited[envelope]
         return replies
 
     def _reply_of(self, awaited: Awaited, delivery: Delivery) -> Reply | None:
@@ -160,10 +160,10 @@ class NetworkEngine(Engine):
             self._clientele.say(f"{name} does not answer: {printable(delivery.problem)}")
             return None
         try:
-            letter = self._clientele.opened(name, delivery.content)
-            if letter.kind == Kind.LEAVING:
+            envelope = self._clientele.opened(name, delivery.content)
+            if envelope.kind == Kind.LEAVING:
                 return None
-            reply = letter.body.get("reply") if letter.kind == Kind.REPLY else None
+            reply = envelope.body.get("reply") if envelope.kind == Kind.REPLY else None
             checked = check_reply(self._algorithm, reply, message, self._clientele.terms.largest)
             if self._bounds is not None and (problem := self._bounds.problem_with_reply(message, checked)):
                 raise ProtocolError(problem)

@@ -42,7 +42,7 @@ from cavity.errors import CavityError
 from cavity.io.checkpoints import write_atomically
 from cavity.network.flower_proxy import ProxySettings
 from cavity.network.processes import Child, free_port, require_free_port, wait_for_port
-from cavity.network.transport import Delivery, Post, PostLost
+from cavity.network.transport import Delivery, PostLost, Transport
 
 logger = logging.getLogger("cavity")
 for name in ("httpx", "flwr", "alembic"):  # each request is an INFO of httpx
@@ -102,7 +102,7 @@ class ServerSide:
         return {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}.get(self.host, self.host)
 
 
-class FlowerPost(Post):
+class FlowerPost(Transport):
     """Letters over Flower. An address is a node's number; with keys, the post knows whose key the node has."""
 
     def __init__(self, side: ServerSide):
@@ -145,16 +145,16 @@ class FlowerPost(Post):
         nodes = self._ask(lambda grid: [node.node_id for node in grid.get_nodes()])
         return {str(node): self._names.get(node) for node in nodes if self._side.nodes is None or node in self._names}
 
-    def send(self, letters: Mapping[str, bytes], seconds: float) -> dict[str, str]:
-        if not letters:
+    def send(self, envelopes: Mapping[str, bytes], seconds: float) -> dict[str, str]:
+        if not envelopes:
             return {}
-        messages = [self._message(int(node), content, seconds) for node, content in letters.items()]
+        messages = [self._message(int(node), content, seconds) for node, content in envelopes.items()]
         numbers = list(self._ask(lambda grid: grid.push_messages(messages)))
-        return {node: number for node, number in zip(letters, numbers, strict=False) if number}
+        return {node: number for node, number in zip(envelopes, numbers, strict=False) if number}
 
-    def fetch(self, letters: Iterable[str]) -> list[Delivery]:
-        letters = list(letters)
-        return [] if not letters else [_delivery(m) for m in self._ask(lambda grid: grid.pull_messages(letters))]
+    def fetch(self, envelopes: Iterable[str]) -> list[Delivery]:
+        envelopes = list(envelopes)
+        return [] if not envelopes else [_delivery(m) for m in self._ask(lambda grid: grid.pull_messages(envelopes))]
 
     def _message(self, node: int, content: bytes, seconds: float) -> Message:
         # Flower would take run, node and task from a variable of the process, which both sides may share in a test
@@ -323,7 +323,7 @@ def disclosed(message: Message) -> bytes | None:
 
 
 def _delivery(message: Message) -> Delivery:
-    letter = message.metadata.reply_to_message_id
+    envelope = message.metadata.reply_to_message_id
     if message.has_error():
-        return Delivery(letter, None, f"{message.error.reason} (Flower's code {message.error.code})")
-    return Delivery(letter, disclosed(message), "an answer without content")
+        return Delivery(envelope, None, f"{message.error.reason} (Flower's code {message.error.code})")
+    return Delivery(envelope, disclosed(message), "an answer without content")

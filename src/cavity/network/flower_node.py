@@ -64,14 +64,14 @@ class ClientSide:
     authority: Path | None = None
 
 
-Answer = Callable[[bytes], bytes]
+Handler = Callable[[bytes], bytes]
 
 
 class FlowerNode:
     """Answers messages until it is told to stop; the SuperNode is started again whenever it has ended."""
 
-    def __init__(self, side: ClientSide, answer: Answer, say: Callable[[str], None] = lambda line: None):
-        self._side, self._answer, self._say = side, answer, say
+    def __init__(self, side: ClientSide, handle: Handler, say: Callable[[str], None] = lambda line: None):
+        self._side, self._handle, self._say = side, handle, say
         self._node: Child | None = None
         self._port, self._told = 0, ""
 
@@ -142,8 +142,8 @@ class FlowerNode:
     def _serve_one_message(self, token: str) -> None:
         with self._client(RuntimeTokenHttpInterceptor(token)) as client, _signs_of_life(client):
             message, context, _, _ = pull_task_input(client)
-            answer = self._answer(disclosed(message) or b"")
-            push_message(client, Message(enclosed(answer), reply_to=message), context)
+            reply = self._handle(disclosed(message) or b"")
+            push_message(client, Message(enclosed(reply), reply_to=message), context)
             _finish(client, context)
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:

@@ -240,12 +240,12 @@ class Proxy:
         headers = [(name, value) for name, value in request.headers if name in FORWARDED]
         try:
             url = Path(self._settings.upstream).read_text()
-            answer = await self._client.post(url + request.target.decode("ascii"), content=body, headers=headers)
+            response = await self._client.post(url + request.target.decode("ascii"), content=body, headers=headers)
         except (OSError, httpx.RequestError) as error:
             self._log(f"503: the SuperLink is not ready ({type(error).__name__})")
             return Reply(503)
-        kept = tuple((name, answer.headers[name]) for name in RETURNED if name in answer.headers)
-        return Reply(answer.status_code, answer.content, kept)
+        kept = tuple((name, response.headers[name]) for name in RETURNED if name in response.headers)
+        return Reply(response.status_code, response.content, kept)
 
     def _log(self, line: str) -> None:
         """One line in a second, so that strangers do not fill the disk."""

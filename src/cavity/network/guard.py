@@ -26,7 +26,7 @@ from cavity.core.messages import Message
 from cavity.errors import CavityError, CheckpointError, DataError, ProtocolError
 from cavity.io import serialization
 from cavity.io.checkpoints import write_atomically
-from cavity.network.protocol import Setting
+from cavity.network.protocol import RunConfig
 
 FOLDER, KEY = "guard", "key"
 MAX_SCALINGS = 20  # different ones that a server may name, in all runs of a study
@@ -102,7 +102,7 @@ class Guard:
             )
         self._write(replace(self._memory, left=False))
 
-    def count(self, run: str, setting: Setting, message: Message, most: int) -> None:
+    def count(self, run: str, setting: RunConfig, message: Message, most: int) -> None:
         """Count a message that is about to be answered; the same one again counts once.
 
         Args:

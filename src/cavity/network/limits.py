@@ -59,7 +59,7 @@ def max_messages(study: Study, algorithm: Algorithm) -> int:
     The reserve is for replies that are lost, for runs that begin anew, and for rounds after members have changed. An
     asynchronous round is as many replies as there are clients, which may all be one client's.
     """
-    rounds = algorithm.planned_rounds if study.run.rounds is None else study.run.rounds
+    rounds = algorithm.default_rounds if study.run.rounds is None else study.run.rounds
     agreed = rounds * (len(study.clients) if study.run.schedule.word == "asynchronous" else 1)
     agreed += 0 if algorithm.scout is None else execution.SCOUT_ROUNDS
     return agreed + max(agreed, LEAST_RESERVE)
@@ -104,7 +104,7 @@ def bounds(study: Study, scaling: Scaling) -> Bounds:
 
 def problem_with(study: Study, limits: Bounds, algorithm: Algorithm, message: Message) -> str | None:
     """Why a message's posterior is not answered, or None."""
-    posterior, row = message.brief.posterior, message.brief.row
+    posterior, row = message.inputs.posterior, message.inputs.entry
     if not ledger.is_finite((posterior, row)):
         return "its posterior or row holds a NaN or an infinity"
     if hasattr(type(posterior), "is_proper") and ledger.is_proper(algorithm.prior) and not ledger.is_proper(posterior):
@@ -169,7 +169,7 @@ class ServerBounds:
 
     def problem_with_reply(self, message: Message, reply: Reply) -> str | None:
         """Why no rows can have given this reply, or None."""
-        row, kind = message.brief.row, self.study.model.kind
+        row, kind = message.inputs.entry, self.study.model.kind
         if (
             row is None
             or kind is None
@@ -177,9 +177,9 @@ class ServerBounds:
             or (kind == "linear" and not self.study.model.noise_sd)
         ):
             return None
-        precision = np.asarray((row * reply.answer.delta).precision, float)
+        precision = np.asarray((row * reply.update.delta).precision, float)
         smallest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
-        largest = np.abs(np.asarray(message.brief.posterior.precision)).max()
+        largest = np.abs(np.asarray(message.inputs.posterior.precision)).max()
         if smallest < -ROUNDING * max(largest, np.abs(precision).max()):
             return f"its factor has the negative precision {smallest:.3g}, which no rows give"
         return None

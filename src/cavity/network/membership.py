@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from cavity import ledger
-from cavity.core import Algorithm, RowAlgorithm
+from cavity.core import Algorithm, EntryAlgorithm
 from cavity.core.messages import ServerState
 from cavity.errors import CavityError
 from cavity.io.checkpoints import write_atomically
 from cavity.network.run_directory import STOP, WITHDRAW, Requests
-from cavity.network.session import Clientele
+from cavity.network.session import Session
 from cavity.study.schema import Study
 
 WITHDRAWN = "withdrawn.json"
@@ -29,8 +29,8 @@ class Members:
         say: life signs.
     """
 
-    def __init__(self, study: Study, directory: Path, clientele: Clientele, say: Callable[[str], None]):
-        self._study, self._file, self._clientele, self._say = study, directory / WITHDRAWN, clientele, say
+    def __init__(self, study: Study, directory: Path, session: Session, say: Callable[[str], None]):
+        self._study, self._file, self._clientele, self._say = study, directory / WITHDRAWN, session, say
         self._requests = Requests(directory)
         self._withdrawn: list[str] = json.loads(self._file.read_text()) if self._file.exists() else []
 
@@ -74,7 +74,7 @@ class Members:
 
         Where the server has no row of a client, it cannot take it out again. Scaling and prior stay in any case.
         """
-        has_rows = isinstance(algorithm, RowAlgorithm) and not server.held_by_clients
+        has_rows = isinstance(algorithm, EntryAlgorithm) and not server.held_by_clients
         gone = {*self._asked_to_go(), *self._withdrawn} & set(server.names)
         if has_rows or not gone:
             return False
@@ -93,7 +93,7 @@ class Members:
         for name in dict.fromkeys([*self._asked_to_go(), *self._withdrawn]):
             self._note(name)
             if name in self._leftover(server.names):
-                assert isinstance(algorithm, RowAlgorithm)  # others begin anew
+                assert isinstance(algorithm, EntryAlgorithm)  # others begin anew
                 server = ledger.withdraw(algorithm, ledger.abandon(server, server.clients.waiting), name)
                 self._say(f"{name} is withdrawn; the others go on without it")
         for name in self._newcomers(server.names):

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity.core import Algorithm, RowAlgorithm
+from cavity.core import Algorithm, EntryAlgorithm
 from cavity.core.messages import Message, Record, Reply, Report, record
 from cavity.errors import CheckpointError, ProtocolError, printable
 from cavity.io import serialization
@@ -66,7 +66,7 @@ class Identity:
 
 
 @record
-class Setting(Record):
+class RunConfig(Record):
     """What a client needs besides the study file to build the method: the same for all, and for every round.
 
     Attributes:
@@ -81,7 +81,7 @@ class Setting(Record):
 
 
 @record
-class Letter(Record):
+class Envelope(Record):
     """One message either way.
 
     Attributes:
@@ -111,15 +111,15 @@ def unverified(content: bytes, signature: bytes) -> bool:
 
 def largest_message(algorithm: Algorithm, num_clients: int = 1) -> int:
     """The bytes that a message of this method may have: four times its numbers, for each client, and a floor."""
-    return _FLOOR + 4 * num_clients * serialization.num_bytes((algorithm.prior, algorithm.empty_row()))
+    return _FLOOR + 4 * num_clients * serialization.num_bytes((algorithm.prior, algorithm.initial_entry()))
 
 
-def encode(letter: Letter, sign: Sign) -> bytes:
+def encode(envelope: Envelope, sign: Sign) -> bytes:
     """A letter as bytes, with its signature before it."""
-    name = letter.client.encode()
+    name = envelope.client.encode()
     if len(name) >= 2 ** (8 * _NAME):
         raise ProtocolError(f"the name of a client has {len(name)} bytes; give it a shorter one")
-    content = len(name).to_bytes(_NAME, "big") + name + serialization.to_bytes(letter)
+    content = len(name).to_bytes(_NAME, "big") + name + serialization.to_bytes(envelope)
     signature = sign(content)
     return MAGIC + len(signature).to_bytes(_LENGTH, "big") + signature + content
 
@@ -129,7 +129,7 @@ def claimed_client(data: bytes) -> str:
     return _parts(data)[0]
 
 
-def decode(data: bytes, verify: Verify, types: Iterable[type] = (), largest: int = LARGEST_MESSAGE) -> Letter:
+def decode(data: bytes, verify: Verify, types: Iterable[type] = (), largest: int = LARGEST_MESSAGE) -> Envelope:
     """The letter in these bytes.
 
     Args:
@@ -148,17 +148,17 @@ def decode(data: bytes, verify: Verify, types: Iterable[type] = (), largest: int
         raise ProtocolError("its signature is not that of the key it should be from")
     content = memoryview(signed)[_NAME + signed[0] :]
     try:
-        letter = serialization.from_bytes(content, types, serialization.MESSAGE)
+        envelope = serialization.from_bytes(content, types, serialization.MESSAGE)
     except CheckpointError as error:
         raise ProtocolError(f"it cannot be read: {error}") from None
-    if not (isinstance(letter, Letter) and letter.kind in _KINDS):
+    if not (isinstance(envelope, Envelope) and envelope.kind in _KINDS):
         raise ProtocolError("it is not a letter of Cavity's")
-    if letter.client != name:
+    if envelope.client != name:
         raise ProtocolError("it names two clients")
     for key, kind in _BODIES.items():
-        if key in letter.body and not isinstance(letter.body[key], kind):
-            raise ProtocolError(f"its {key} is a {type(letter.body[key]).__name__}")
-    return letter
+        if key in envelope.body and not isinstance(envelope.body[key], kind):
+            raise ProtocolError(f"its {key} is a {type(envelope.body[key]).__name__}")
+    return envelope
 
 
 def _parts(data: bytes) -> tuple[str, bytes, bytes]:
@@ -198,9 +198,9 @@ def check_message(algorithm: Algorithm, message: Any, client: str) -> Message:
     _check_header(message)
     if not 0 <= message.settled.exponent < np.inf:
         raise ProtocolError("the exponent of the last reply is not a positive number")
-    check_like("the posterior", message.brief.posterior, algorithm.prior)
-    if message.brief.row is not None:
-        check_like("the row", message.brief.row, algorithm.empty_row())
+    check_like("the posterior", message.inputs.posterior, algorithm.prior)
+    if message.inputs.entry is not None:
+        check_like("the row", message.inputs.entry, algorithm.initial_entry())
     return message
 
 
@@ -215,19 +215,19 @@ def check_reply(algorithm: Algorithm, reply: Any, message: Message, largest: flo
     _check_header(reply)
     if (reply.client, reply.version, reply.sequence) != (message.client, message.version, message.sequence):
         raise ProtocolError("it answers another message")
-    answer = reply.answer
-    if not isinstance(answer.report, Report):
+    update = reply.update
+    if not isinstance(update.report, Report):
         raise ProtocolError("it holds no report")
-    expected = algorithm.empty_row() if isinstance(algorithm, RowAlgorithm) else algorithm.prior
-    check_like("its change", answer.delta, expected)
-    numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(answer.delta)]
+    expected = algorithm.initial_entry() if isinstance(algorithm, EntryAlgorithm) else algorithm.prior
+    check_like("its change", update.delta, expected)
+    numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(update.delta)]
     if not all(np.isfinite(leaf).all() for leaf in numbers):
         raise ProtocolError("its change holds a NaN or an infinity")
     size = max((float(np.abs(leaf).max(initial=0.0)) for leaf in numbers), default=0.0)
     if size > largest:
         raise ProtocolError(f"its change holds a number of size {size:.1e}, and the bound is {largest:.1e}")
     least = -ROUNDING * (1 + sum(leaf.size for leaf in numbers))
-    _check_report(algorithm, answer.report, message, least, largest)
+    _check_report(algorithm, update.report, message, least, largest)
     return reply
 
 
@@ -238,19 +238,19 @@ def _check_report(algorithm: Algorithm, report: Report, message: Message, least:
     infinite where the posterior received is improper (a flat prior, before enough clients have answered), and NaN for
     a method without rows, which has none; such a method averages the free energies, so that they must be finite.
     """
-    residual, free_energy, steps, converged = (
-        _number(value) for value in (report.residual, report.free_energy, report.steps, report.converged)
+    gap, free_energy, steps, converged = (
+        _number(value) for value in (report.gap, report.free_energy, report.steps, report.converged)
     )
-    if isinstance(algorithm, RowAlgorithm):
-        if residual == np.inf and not is_proper(message.brief.posterior):
-            residual = 0.0
-        if not least <= residual <= largest:
-            raise ProtocolError(f"its residual is {residual:.3g}; it must be finite and not negative")
+    if isinstance(algorithm, EntryAlgorithm):
+        if gap == np.inf and not is_proper(message.inputs.posterior):
+            gap = 0.0
+        if not least <= gap <= largest:
+            raise ProtocolError(f"its residual is {gap:.3g}; it must be finite and not negative")
         if not (np.isnan(free_energy) or abs(free_energy) <= largest):
             raise ProtocolError(f"its free energy is {free_energy:.3g}; it must be finite, or NaN")
     else:
-        if not (np.isnan(residual) or least <= residual <= largest):
-            raise ProtocolError(f"its residual is {residual:.3g}; it must be finite and not negative, or NaN")
+        if not (np.isnan(gap) or least <= gap <= largest):
+            raise ProtocolError(f"its residual is {gap:.3g}; it must be finite and not negative, or NaN")
         if not abs(free_energy) <= largest:
             raise ProtocolError(f"its free energy is {free_energy:.3g}; it must be finite")
     if not (0 <= steps <= MOST_STEPS and steps == int(steps)):
@@ -329,5 +329,5 @@ def _shown(value: Any) -> str:
 
 
 _KINDS = frozenset(kind.value for kind in Kind)
-_BODIES = {"reply": Reply, "message": Message, "setting": Setting, "notice": str, "reason": str, "settings": str}
+_BODIES = {"reply": Reply, "message": Message, "setting": RunConfig, "notice": str, "reason": str, "settings": str}
 _BODIES |= {"files": dict}

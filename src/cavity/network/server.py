@@ -27,12 +27,12 @@ from cavity.io.checkpoints import HISTORY, RunDirectory, write_atomically
 from cavity.network.engine import NetworkEngine
 from cavity.network.limits import ServerBounds
 from cavity.network.membership import Members
-from cavity.network.protocol import Kind, Setting, Sign, Verify, unsigned
+from cavity.network.protocol import Kind, RunConfig, Sign, Verify, unsigned
 from cavity.network.run_directory import write_status
-from cavity.network.session import Clientele, Terms
+from cavity.network.session import Session, SessionConfig
 from cavity.network.setup import START, Preparing
 from cavity.network.study_session import check_for_network, foreign_types, identity_of, largest_messages
-from cavity.network.transport import Post
+from cavity.network.transport import Transport
 from cavity.simulation.local import LocalEngine
 from cavity.study.building import study_algorithm, study_schedule
 from cavity.study.run import POSTERIOR, STUDY, SUMMARY, VERSIONS, open_run, write_results
@@ -44,7 +44,7 @@ FAREWELL = 60.0  # seconds that clients have to fetch the results
 
 
 @dataclass(frozen=True)
-class Manner:
+class ServerConfig:
     """How a server runs a study.
 
     Attributes:
@@ -92,8 +92,8 @@ class StudyServer:
         study: Study,
         text: str,
         directory: Path,
-        post: Post,
-        manner: Manner,
+        transport: Transport,
+        manner: ServerConfig,
         *,
         reopen: Callable[[], None] = lambda: None,
     ):
@@ -103,7 +103,7 @@ class StudyServer:
             raise CavityError(f"--min-clients lies between 1 and {most}, not {manner.min_clients}")
         self._study, self._directory, self._manner = study, directory, manner
         open_run(directory, study, text, resume=self._resuming)
-        terms = Terms(
+        terms = SessionConfig(
             identity_of(study),
             run_id(directory),
             study.clients,
@@ -114,7 +114,9 @@ class StudyServer:
             largest_message=largest_messages(study)[0],
         )
         self._seen: dict[str, Any] = {"state": "waiting"}
-        self._clientele = Clientele(post, terms, reopen=reopen, asked=lambda: self._members.interrupted, say=self._say)
+        self._clientele = Session(
+            transport, terms, reopen=reopen, asked=lambda: self._members.interrupted, say=self._say
+        )
         self._members = Members(study, directory, self._clientele, self._say)
 
     def run(self) -> Fit | None:
@@ -188,7 +190,7 @@ class StudyServer:
 
     def _rounds(self, fit: Fit, engine: NetworkEngine) -> Fit:
         """Rounds until the end, or until all has to begin anew; whenever members come or go, as many again."""
-        rounds = fit.algorithm.planned_rounds if self._study.run.rounds is None else self._study.run.rounds
+        rounds = fit.algorithm.default_rounds if self._study.run.rounds is None else self._study.run.rounds
         stopping = Stopping(rounds, self._study.run.tolerance)
         while True:
             fit = self._until_members_change(fit, engine, stopping)
@@ -227,15 +229,15 @@ class StudyServer:
         RunDirectory(self._directory).write(execution.saved(fit), fit.history)
 
     def _after_round(self, record: Record, server: ServerState) -> None:
-        moved = record["residual"]
+        moved = record["gap"]
         told = "" if moved != moved else f", residual {moved:.1e}"
-        self._say(f"round {record['round']}{told}", round=record["round"], residual=told.removeprefix(", residual "))
+        self._say(f"round {record['round']}{told}", round=record["round"], gap=told.removeprefix(", residual "))
         # who is missing may pull yet; rounds without it would not bring the end nearer
         if (missing := record.get("missing", [])) and missing != self._seen.get("missing"):
             self._say(f"refused again and again, and asked no more: {', '.join(missing)}", missing=missing)
         members = [name for name in server.active if name in self._study.clients]
         here = self._clientele.here() & set(members)
-        settled = all(server.residuals[name] < self._study.run.tolerance for name in here)
+        settled = all(server.gaps[name] < self._study.run.tolerance for name in here)
         if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
             self._clientele.wait_for(members, len(members))
 
@@ -255,10 +257,10 @@ class StudyServer:
         return Fit(algorithm, server, [], "rounds", schedule)
 
     def _own_rows(self, algorithm: Any) -> dict[str, Any]:
-        return {} if isinstance(algorithm.model, LatentModel) else algorithm.model.server_rows()
+        return {} if isinstance(algorithm.model, LatentModel) else algorithm.model.server_entries()
 
     def _engine(
-        self, algorithm: Algorithm, setting: Setting, states: Mapping[str, ClientState] | None = None
+        self, algorithm: Algorithm, setting: RunConfig, states: Mapping[str, ClientState] | None = None
     ) -> NetworkEngine:
         rows = self._own_rows(algorithm)
         held = self._study.algorithm.held_by_clients and not setting.scouting

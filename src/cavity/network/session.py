@@ -16,9 +16,9 @@ from cavity.errors import ProtocolError, printable
 from cavity.network.protocol import (
     LARGEST,
     LARGEST_MESSAGE,
+    Envelope,
     Identity,
     Kind,
-    Letter,
     Sign,
     Verify,
     claimed_client,
@@ -28,7 +28,7 @@ from cavity.network.protocol import (
     unsigned,
     unverified,
 )
-from cavity.network.transport import Delivery, Post, PostLost
+from cavity.network.transport import Delivery, PostLost, Transport
 
 logger = logging.getLogger("cavity")
 
@@ -39,7 +39,7 @@ AGAIN = 60.0  # seconds before a client that was turned away is asked again
 
 
 @dataclass(frozen=True)
-class Terms:
+class SessionConfig:
     """What holds for all letters of a run, and how long to wait.
 
     Attributes:
@@ -65,7 +65,7 @@ class Terms:
     largest_message: int = LARGEST_MESSAGE
 
 
-class Clientele:
+class Session:
     """Who is here, and letters to and from them.
 
     Args:
@@ -80,8 +80,8 @@ class Clientele:
 
     def __init__(
         self,
-        post: Post,
-        terms: Terms,
+        transport: Transport,
+        terms: SessionConfig,
         *,
         reopen: Callable[[], None] = lambda: None,
         asked: Callable[[], bool] = lambda: False,
@@ -89,7 +89,7 @@ class Clientele:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self.post, self.terms, self.asked, self.say = post, terms, asked, say
+        self.transport, self.terms, self.asked, self.say = transport, terms, asked, say
         self.clock, self.sleep = clock, sleep
         self._reopen = reopen
         self.homes: dict[str, str] = {}  # client -> its address with the post, of those that are here
@@ -126,48 +126,48 @@ class Clientele:
         self.homes, self._greetings, self._turned_away, self._notices = {}, {}, {}, {}
         self._reopen()
 
-    def send(self, letters: Mapping[str, tuple[Kind, dict[str, Any]]]) -> dict[str, str]:
+    def send(self, envelopes: Mapping[str, tuple[Kind, dict[str, Any]]]) -> dict[str, str]:
         """Client -> number of its letter, of those that could be sent."""
-        encoded = {self.homes[name]: self._encoded(name, *letters[name]) for name in letters if name in self.homes}
-        sent = self.post.send(encoded, self.terms.seconds)
+        encoded = {self.homes[name]: self._encoded(name, *envelopes[name]) for name in envelopes if name in self.homes}
+        sent = self.transport.send(encoded, self.terms.seconds)
         return {name: sent[home] for name, home in self.homes.items() if home in sent}
 
-    def opened(self, client: str, content: bytes) -> Letter:
+    def opened(self, client: str, content: bytes) -> Envelope:
         """An answer of this client; raises ProtocolError where it is not."""
         if (claimed := claimed_client(content)) != client:
             raise ProtocolError(f"it comes from {client!r}, and says that it is from '{printable(claimed)}'")
-        letter = self._decoded(client, content)
-        if letter.kind == Kind.HERE:
-            return letter
-        if letter.study != self.terms.identity.hash:
+        envelope = self._decoded(client, content)
+        if envelope.kind == Kind.HERE:
+            return envelope
+        if envelope.study != self.terms.identity.hash:
             raise ProtocolError("it belongs to another version of the study")
-        if letter.kind == Kind.REFUSAL:
-            raise ProtocolError(f"the client does not answer: {printable(letter.body.get('reason'))}")
-        if letter.run != self.terms.run:
+        if envelope.kind == Kind.REFUSAL:
+            raise ProtocolError(f"the client does not answer: {printable(envelope.body.get('reason'))}")
+        if envelope.run != self.terms.run:
             raise ProtocolError("it belongs to another run of the study")
-        if letter.kind == Kind.LEAVING:
+        if envelope.kind == Kind.LEAVING:
             self.leaving.add(client)
             self.say(f"{client} leaves the study")
-        return letter
+        return envelope
 
-    def ask_all(self, kind: Kind, names: Sequence[str], body: dict[str, Any], seconds: float) -> dict[str, Letter]:
+    def ask_all(self, kind: Kind, names: Sequence[str], body: dict[str, Any], seconds: float) -> dict[str, Envelope]:
         """The same question to all of these; the answers that came in time."""
-        found: dict[str, Letter] = {}
+        found: dict[str, Envelope] = {}
         try:
-            awaited = {letter: name for name, letter in self.send(dict.fromkeys(names, (kind, body))).items()}
+            awaited = {envelope: name for name, envelope in self.send(dict.fromkeys(names, (kind, body))).items()}
             until = self.clock() + seconds
             while awaited and self.clock() < until:
-                for delivery in self.post.fetch(awaited):
-                    name = awaited.pop(delivery.letter, None)
-                    if name is not None and (letter := self._answer_of(name, delivery)) is not None:
-                        found[name] = letter
+                for delivery in self.transport.fetch(awaited):
+                    name = awaited.pop(delivery.envelope, None)
+                    if name is not None and (envelope := self._answer_of(name, delivery)) is not None:
+                        found[name] = envelope
                 if awaited:
                     self.sleep(POLL)
         except PostLost as error:
             self.lost(error)
         return found
 
-    def _answer_of(self, name: str, delivery: Delivery) -> Letter | None:
+    def _answer_of(self, name: str, delivery: Delivery) -> Envelope | None:
         try:
             if delivery.content is None:
                 raise ProtocolError(printable(delivery.problem))
@@ -178,10 +178,10 @@ class Clientele:
 
     def _encoded(self, client: str, kind: Kind, body: dict[str, Any]) -> bytes:
         terms = self.terms
-        return encode(Letter(kind.value, terms.identity.hash, terms.run, client, body), terms.sign)
+        return encode(Envelope(kind.value, terms.identity.hash, terms.run, client, body), terms.sign)
 
     def _look(self) -> None:
-        addresses, now = self.post.reachable(), self.clock()
+        addresses, now = self.transport.reachable(), self.clock()
         for name, home in list(self.homes.items()):
             if home not in addresses:
                 del self.homes[name]
@@ -189,11 +189,11 @@ class Clientele:
         busy = {address for address, until in self._greetings.values() if now < until} | set(self.homes.values())
         busy |= {address for address, until in self._turned_away.items() if now < until}
         strangers = {address: known for address, known in addresses.items() if address not in busy}
-        letters = {address: self._hello(address, known) for address, known in strangers.items()}
-        for address, letter in self.post.send(letters, GREETING).items():
-            self._greetings[letter] = (address, now + GREETING)
-        for delivery in self.post.fetch(self._greetings):
-            address, _ = self._greetings.pop(delivery.letter, ("", 0.0))
+        envelopes = {address: self._hello(address, known) for address, known in strangers.items()}
+        for address, envelope in self.transport.send(envelopes, GREETING).items():
+            self._greetings[envelope] = (address, now + GREETING)
+        for delivery in self.transport.fetch(self._greetings):
+            address, _ = self._greetings.pop(delivery.envelope, ("", 0.0))
             if address in addresses:
                 self._greeted(address, addresses[address], delivery)
 
@@ -206,39 +206,39 @@ class Clientele:
         try:
             if delivery.content is None:
                 raise ProtocolError(printable(delivery.problem))
-            letter = self._decoded(known or claimed_client(delivery.content), delivery.content)
+            envelope = self._decoded(known or claimed_client(delivery.content), delivery.content)
         except ProtocolError as error:  # it may have been damaged on its way: the next look greets again
             logger.warning("a client at %s (%s) did not say who it is: %s", address, known or "unknown", error)
             self._notices[address] = str(error)
             return
-        if reason := self._reason_to_refuse(known, letter):
+        if reason := self._reason_to_refuse(known, envelope):
             logger.warning("a client at %s is refused: %s", address, reason)
             self.say(f"a client is refused: {reason}")
             self._turned_away[address] = self.clock() + AGAIN
-            self.post.send({address: self._encoded(known or "?", Kind.NO, {"reason": reason})}, GREETING)
+            self.transport.send({address: self._encoded(known or "?", Kind.NO, {"reason": reason})}, GREETING)
             return
-        self.homes[letter.client] = address
-        self.say(f"{letter.client} is connected ({len(self.homes)} of {len(self.terms.clients)})")
+        self.homes[envelope.client] = address
+        self.say(f"{envelope.client} is connected ({len(self.homes)} of {len(self.terms.clients)})")
 
-    def _decoded(self, signer: str, content: bytes) -> Letter:
+    def _decoded(self, signer: str, content: bytes) -> Envelope:
         """A letter with the signature of this client; nothing of it is read before that is checked."""
-        verify = unverified if self.terms.verify is None else self.terms.verify.get(signer, _nobody)
+        verify = unverified if self.terms.verify is None else self.terms.verify.get(signer, _noop)
         return decode(content, verify, self.terms.types, self.terms.largest_message)
 
-    def _reason_to_refuse(self, known: str | None, letter: Letter) -> str | None:
-        name, shown, identity = letter.client, f"'{printable(letter.client)}'", self.terms.identity
+    def _reason_to_refuse(self, known: str | None, envelope: Envelope) -> str | None:
+        name, shown, identity = envelope.client, f"'{printable(envelope.client)}'", self.terms.identity
         if known is not None and name != known:
             return f"the key of {known!r} was used by {shown}"
-        if letter.kind != Kind.HERE or name not in self.terms.clients:
+        if envelope.kind != Kind.HERE or name not in self.terms.clients:
             return f"the study has no client {shown}"
-        if letter.study != identity.hash:
-            differences = differing_keys(identity.settings, letter.body.get("settings"))
+        if envelope.study != identity.hash:
+            differences = differing_keys(identity.settings, envelope.body.get("settings"))
             return f"{shown} has another version of the study: {differences}"
         if name in self.homes:
             return f"a client {shown} is connected already; a second one is refused"
         return None
 
 
-def _nobody(content: bytes, signature: bytes) -> bool:
+def _noop(content: bytes, signature: bytes) -> bool:
     """A client without a key of its own is not believed."""
     return False

@@ -19,8 +19,8 @@ from cavity.io import serialization
 from cavity.io.checkpoints import read_tree, write_atomically
 from cavity.network.limits import max_total_rows
 from cavity.network.membership import Members
-from cavity.network.protocol import Kind, Setting
-from cavity.network.session import Clientele
+from cavity.network.protocol import Kind, RunConfig
+from cavity.network.session import Session
 from cavity.schedules import Synchronous
 from cavity.study.building import fits_study, study_algorithm, study_scaling
 from cavity.study.scaling import Scaling, Sums, out_of_proportion, reason_to_refuse
@@ -48,14 +48,14 @@ class Preparing:
         self,
         study: Study,
         directory: Path,
-        clientele: Clientele,
+        session: Session,
         members: Members,
         *,
         gather: Callable[[], int],
-        engine: Callable[[Algorithm, Setting], Engine],
+        engine: Callable[[Algorithm, RunConfig], Engine],
         say: Callable[[str], None],
     ):
-        self._study, self._directory, self._clientele, self._members = study, directory, clientele, members
+        self._study, self._directory, self._clientele, self._members = study, directory, session, members
         self._gather, self._engine, self._say = gather, engine, say
 
     @property
@@ -65,20 +65,20 @@ class Preparing:
         known = [] if found is None else [name for name in found["clients"] if name in self._members.allowed]
         return known or self._members.here
 
-    def setting(self) -> Setting | None:
+    def setting(self) -> RunConfig | None:
         """Scaling and start, as they are if they have been found; None if the server is to stop meanwhile."""
         scaling = self._scaling()
         if scaling is None:
             return None
         scout, file = study_algorithm(self._study, scaling).scout, self._directory / START
         if scout is None:
-            return Setting(scaling)
+            return RunConfig(scaling)
         if not file.exists():
-            found = self._start(scout, Setting(scaling, scouting=True))
+            found = self._start(scout, RunConfig(scaling, scouting=True))
             if found is None:
                 return None
             write_atomically(file, serialization.to_bytes(found))
-        return Setting(scaling, start=read_tree(file, self._clientele.terms.types))
+        return RunConfig(scaling, start=read_tree(file, self._clientele.terms.types))
 
     def _scaling(self) -> Scaling | None:
         study = self._study
@@ -143,8 +143,8 @@ class Preparing:
 
     def _sums(self, names: Sequence[str], scaling: Scaling | None = None) -> dict[str, Sums]:
         """Those that can be used, by client: of columns, or, given their scaling, of the formula's matrix."""
-        letters = self._clientele.ask_all(Kind.SUMS, names, {"scaling": scaling}, self._clientele.terms.seconds)
-        found: dict[str, Any] = {name: letters[name].body.get("sums") for name in names if name in letters}
+        envelopes = self._clientele.ask_all(Kind.SUMS, names, {"scaling": scaling}, self._clientele.terms.seconds)
+        found: dict[str, Any] = {name: envelopes[name].body.get("sums") for name in names if name in envelopes}
         study = self._study
         asked = (study.federated_columns, study.farthest) if scaling is None else (study.design_names, {})
         return {name: sums for name, sums in found.items() if self._usable(name, sums, *asked)}
@@ -159,9 +159,9 @@ class Preparing:
         logger.warning("client %r: its sums are refused: %s", name, reason)
         self._say(f"the sums of {name} are refused: {reason}")
 
-    def _start(self, scout: Any, setting: Setting) -> Any:
+    def _start(self, scout: Any, setting: RunConfig) -> Any:
         """What the scout finds, over the same network."""
-        schedule, everybody = Synchronous(), [*self.names, *scout.model.server_rows()]
+        schedule, everybody = Synchronous(), [*self.names, *scout.model.server_entries()]
         server = training.open_federation(scout, schedule, everybody, self._study.run.seed)
         self._say("searching for a start")
         stopping = Stopping(execution.SCOUT_ROUNDS, execution.SCOUT_TOLERANCE, asked=lambda: self._members.stopping)

@@ -21,27 +21,27 @@ class Delivery:
         problem: why not.
     """
 
-    letter: str
+    envelope: str
     content: bytes | None
     problem: str = ""
 
 
-class Post(abc.ABC):
-    """Carries letters to addresses, and answers back. It may lose, delay and repeat them."""
+class Transport(abc.ABC):
+    """Carries messages to addresses, and replies back. It may lose, delay and repeat them."""
 
     @abc.abstractmethod
     def reachable(self) -> dict[str, str | None]:
-        """The addresses that are connected now, and whose each is, where the post knows it (by a registered key)."""
+        """The addresses that are connected now, and whose each is, where it is known (by a registered key)."""
 
     @abc.abstractmethod
-    def send(self, letters: Mapping[str, bytes], seconds: float) -> dict[str, str]:
-        """Send a letter to each address; the number of each letter, for those that could be sent.
+    def send(self, messages: Mapping[str, bytes], seconds: float) -> dict[str, str]:
+        """Send a message to each address; the number of each message, for those that could be sent.
 
         Args:
-            letters: address -> content.
-            seconds: to live; after that a letter that was not answered is lost.
+            messages: address -> content.
+            seconds: to live; after that a message that was not answered is lost.
         """
 
     @abc.abstractmethod
-    def fetch(self, letters: Iterable[str]) -> list[Delivery]:
-        """What has come for these letters, each once; without waiting."""
+    def fetch(self, numbers: Iterable[str]) -> list[Delivery]:
+        """The replies to these messages that have come, each once; without waiting."""

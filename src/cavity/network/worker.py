@@ -21,10 +21,10 @@ from cavity.network.client_state import ClientStore, SentLog
 from cavity.network.guard import Fingerprint, Guard
 from cavity.network.protocol import (
     LARGEST_MESSAGE,
+    Envelope,
     Identity,
     Kind,
-    Letter,
-    Setting,
+    RunConfig,
     Sign,
     Verify,
     check_message,
@@ -40,7 +40,7 @@ logger = logging.getLogger("cavity")
 
 
 @dataclass(frozen=True)
-class Half:
+class ClientConfig:
     """What a client half is made of, for one setting.
 
     Attributes:
@@ -78,7 +78,7 @@ class Site:
 
     name: str
     identity: Identity
-    half: Callable[[Setting], Half]
+    half: Callable[[RunConfig], ClientConfig]
     sums: Callable[[Any], Any]
     finish: Callable[[dict[str, bytes]], None]
     types: frozenset[type] = frozenset()
@@ -118,13 +118,13 @@ class Worker:
         self._engine: LocalEngine | None = None
         self.over = ""  # why no more letters are to be expected
 
-    def answer(self, data: bytes) -> bytes:
+    def handle(self, data: bytes) -> bytes:
         """The answer to a letter; there always is one."""
         run = "-"
         try:
-            letter = decode(data, self._verify, self._site.types, self._site.largest_message)
-            run = letter.run
-            kind, body, details = self._reply_to(letter)
+            envelope = decode(data, self._verify, self._site.types, self._site.largest_message)
+            run = envelope.run
+            kind, body, details = self._reply_to(envelope)
         except CavityError as error:
             # what is wrong with the data quotes them, so it is told here and not there
             told = "its data cannot be used; its own log says why" if isinstance(error, DataError) else str(error)
@@ -138,28 +138,28 @@ class Worker:
 
     def _sealed(self, kind: Kind, body: dict[str, Any], run: str, **details: int | str) -> bytes:
         site = self._site
-        content = encode(Letter(kind.value, site.identity.hash, run, site.name, body), self._sign)
+        content = encode(Envelope(kind.value, site.identity.hash, run, site.name, body), self._sign)
         self._sent.note(kind.value, content, **details)
         return content
 
-    def _reply_to(self, letter: Letter) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
+    def _reply_to(self, envelope: Envelope) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
         site = self._site
-        if letter.kind == Kind.HELLO:
-            if notice := letter.body.get("notice"):
+        if envelope.kind == Kind.HELLO:
+            if notice := envelope.body.get("notice"):
                 self._say(f"the server could not use this client's last answer: {printable(notice)}")
-            if letter.study != site.identity.hash:
-                differences = differing_keys(site.identity.settings, letter.body.get("settings"))
+            if envelope.study != site.identity.hash:
+                differences = differing_keys(site.identity.settings, envelope.body.get("settings"))
                 self._say(f"the server has another version of the study: {differences}")
             return Kind.HERE, {"settings": site.identity.settings}, {}
-        if letter.kind == Kind.NO:
-            self.over = f"the server refuses this client: {printable(letter.body.get('reason'))}"
+        if envelope.kind == Kind.NO:
+            self.over = f"the server refuses this client: {printable(envelope.body.get('reason'))}"
             return Kind.RECEIVED, {}, {}
-        if letter.study != site.identity.hash:
+        if envelope.study != site.identity.hash:
             raise ProtocolError("the server has another version of the study")
-        if letter.client != site.name:
-            raise ProtocolError(f"it is for the client '{printable(letter.client)}', and this is {site.name!r}")
-        if letter.kind == Kind.END:
-            files = letter.body.get("files", {})
+        if envelope.client != site.name:
+            raise ProtocolError(f"it is for the client '{printable(envelope.client)}', and this is {site.name!r}")
+        if envelope.kind == Kind.END:
+            files = envelope.body.get("files", {})
             if not all(isinstance(file, np.ndarray) and file.dtype == np.uint8 for file in files.values()):
                 raise ProtocolError("its files are not bytes")
             site.finish({name: file.tobytes() for name, file in files.items()})
@@ -169,29 +169,29 @@ class Worker:
             self._say("asking the server to withdraw this client")
             self.guard.leave()
             return Kind.LEAVING, {}, {}
-        if letter.kind == Kind.SUMS:
+        if envelope.kind == Kind.SUMS:
             self.guard.remember_rows()
-            self.guard.count_scaling(letter.body.get("scaling"))
-            return Kind.TOTALS, {"sums": site.sums(letter.body.get("scaling"))}, {}
-        if letter.kind == Kind.WORK:
-            return self._work(letter)
-        raise ProtocolError(f"a client does not answer {letter.kind!r}")
+            self.guard.count_scaling(envelope.body.get("scaling"))
+            return Kind.TOTALS, {"sums": site.sums(envelope.body.get("scaling"))}, {}
+        if envelope.kind == Kind.WORK:
+            return self._work(envelope)
+        raise ProtocolError(f"a client does not answer {envelope.kind!r}")
 
-    def _work(self, letter: Letter) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
-        if notice := letter.body.get("notice"):
+    def _work(self, envelope: Envelope) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
+        if notice := envelope.body.get("notice"):
             self._say(f"the server has refused this client's last reply: {printable(notice)}")
-        half = self._half(letter.run, letter.body.get("setting"))
-        message = check_message(half.algorithm, letter.body.get("message"), self._site.name)
+        half = self._half(envelope.run, envelope.body.get("setting"))
+        message = check_message(half.algorithm, envelope.body.get("message"), self._site.name)
         if problem := half.problem_with(message):
             self._say(f"a message of the server is refused: {problem}")
             raise ProtocolError(problem)
         self.guard.remember_rows()
-        self.guard.count(letter.run, letter.body["setting"], message, half.max_messages)
-        reply = self._answered(letter.run, message)
-        if remark := half.algorithm.remark_on(reply.answer.delta, half.data):
+        self.guard.count(envelope.run, envelope.body["setting"], message, half.max_messages)
+        reply = self._answered(envelope.run, message)
+        if remark := half.algorithm.remark_on(reply.update.delta, half.data):
             self._say(f"about to be sent: {remark}")
-        what = "searching for a start" if letter.body["setting"].scouting else "answered"
-        self._say(f"{what}: version {message.version}, residual {float(np.asarray(reply.answer.report.residual)):.1e}")
+        what = "searching for a start" if envelope.body["setting"].scouting else "answered"
+        self._say(f"{what}: version {message.version}, residual {float(np.asarray(reply.update.report.gap)):.1e}")
         return Kind.REPLY, {"reply": reply}, {"version": message.version, "sequence": message.sequence}
 
     def _answered(self, run: str, message: Any) -> Reply:
@@ -206,8 +206,8 @@ class Worker:
             self._store.write(run, state)
         return replies[0]
 
-    def _half(self, run: str, setting: Any) -> Half:
-        if not isinstance(setting, Setting):
+    def _half(self, run: str, setting: Any) -> ClientConfig:
+        if not isinstance(setting, RunConfig):
             raise ProtocolError("it does not say with what setting to work")
         at = (run, serialization.to_bytes(setting))
         if self._at != at:
@@ -230,10 +230,10 @@ class Worker:
 def keeps_something(state: ClientState) -> bool:
     """Whether a client's state holds what the server does not have."""
     pending = state.pending
-    return state.local is not None or state.row is not None or (pending is not None and pending.local is not None)
+    return state.local is not None or state.entry is not None or (pending is not None and pending.local is not None)
 
 
-def first_reply(site: Site, setting: Setting) -> Reply:
+def first_reply(site: Site, setting: RunConfig) -> Reply:
     """What a client would answer to the first message of a study; for a look at it before anything is sent."""
     half = site.half(setting)
     server = ledger.open_ledger(half.algorithm, [site.name], half.seed)

@@ -153,7 +153,7 @@ def figure(comparison: Comparison) -> Figure:
     }
     plots.forest(summaries, parameters=FEATURES, scale="log odds ratio of pancreatitis", ratio="odds ratio", axes=left)
     left.set_title("What the hospitals learn together", loc="left", fontweight="bold", y=1.15)
-    metrics = {"residual": "largest residual", "kl": "KL(federated : pooled)"}
+    metrics = {"gap": "largest residual", "kl": "KL(federated : pooled)"}
     plots.convergence(comparison.history, metrics, axes=right)
     right.set_title("How fast they get there", loc="left", fontweight="bold", y=1.15)
     return page

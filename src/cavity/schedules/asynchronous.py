@@ -17,7 +17,7 @@ class Asynchronous(Schedule):
         return None
 
     def next(
-        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
         return Plan(tuple(idle), 1), state
 

@@ -25,7 +25,7 @@ class SampledCount(Schedule):
         return None
 
     def next(
-        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
         size = min(self.count, len(idle))
         chosen = sorted(rng.choice(len(idle), size, replace=False))
@@ -48,7 +48,7 @@ class SampledShare(Schedule):
         return None
 
     def next(
-        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
         taken = np.zeros(len(idle), bool)
         while not taken.any():

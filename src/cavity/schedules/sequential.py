@@ -31,9 +31,9 @@ class Sequential(Schedule):
         return Pass()
 
     def next(
-        self, rng: np.random.Generator, state: Pass, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, Pass]:
-        return _visit(state.left or tuple(residuals))
+        return _visit(state.left or tuple(gaps))
 
     def visits_per_round(self, num_clients: int) -> int:
         return num_clients
@@ -46,9 +46,9 @@ class SequentialShuffled(Schedule):
         return Pass()
 
     def next(
-        self, rng: np.random.Generator, state: Pass, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, Pass]:
-        names = tuple(residuals)
+        names = tuple(gaps)
         return _visit(state.left or tuple(names[i] for i in rng.permutation(len(names))))
 
     def visits_per_round(self, num_clients: int) -> int:
@@ -62,9 +62,9 @@ class SequentialLargestFirst(Schedule):
         return Pass()
 
     def next(
-        self, rng: np.random.Generator, state: Pass, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, Pass]:
-        return _visit(state.left or tuple(sorted(residuals, key=lambda name: -residuals[name])))
+        return _visit(state.left or tuple(sorted(gaps, key=lambda name: -gaps[name])))
 
     def visits_per_round(self, num_clients: int) -> int:
         return num_clients

@@ -14,13 +14,13 @@ from cavity.core import Plan, Schedule
 class Synchronous(Schedule):
     """All clients at once; a round is one exchange with each."""
 
-    everybody_together: ClassVar[bool] = True
+    is_synchronous: ClassVar[bool] = True
 
     def init(self, names: Sequence[str]) -> PyTree:
         return None
 
     def next(
-        self, rng: np.random.Generator, state: PyTree, residuals: Mapping[str, float], idle: Sequence[str]
+        self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
         return Plan(tuple(idle), len(idle)), state
 

@@ -1,8 +1,8 @@
 """A block of synchronous rounds, both halves, as one program.
 
 The same mathematics as one round after the other through the ledger, without the way to the host in between. It is for
-methods with rows of equal shapes, held by the server, whose clients keep nothing. What the ledger would refuse ends the
-block before that round, so that there is one place that refuses.
+methods with entries of equal shapes, held by the server, whose clients keep nothing. What the ledger would refuse
+ends the block before that round, so that there is one place that refuses.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from cavity.core import BlockRound, Data, RowAlgorithm
-from cavity.core.messages import Brief, Stacked
+from cavity.core import BlockRound, Data, EntryAlgorithm
+from cavity.core.messages import ClientInput, Stacked
 from cavity.ledger import MAX_HALVINGS
 from cavity.simulation.drive import client_half, client_keys, each_client, in_own_precision
 
 
 class Ledger(eqx.Module):
-    """The part of the server's state that a round changes, with rows stacked."""
+    """The part of the server's state that a round changes, with entries stacked."""
 
     posterior: Any
-    rows: PyTree
+    entries: PyTree
     method: PyTree
     version: Any
     sequences: Any
@@ -32,7 +32,7 @@ class Ledger(eqx.Module):
 
 @eqx.filter_jit
 def run_block(
-    algorithm: RowAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data, num_rounds: int
+    algorithm: EntryAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data, num_rounds: int
 ) -> tuple[Ledger, BlockRound, Array]:
     """`num_rounds` rounds; what is to be said of each has the rounds as leading axis.
 
@@ -50,26 +50,26 @@ def run_block(
 
 
 def _round(
-    algorithm: RowAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data
+    algorithm: EntryAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data
 ) -> tuple[Ledger, BlockRound, Array]:
     """One round, and whether every reply of it could be used."""
     versions = jnp.full_like(ledger.sequences, ledger.version)
     sequences = ledger.sequences + 1
     keys = client_keys(seed, versions, sequences, names)
 
-    def half(shared: tuple[RowAlgorithm, Any], key, row: PyTree, data: Data) -> Any:
+    def half(shared: tuple[EntryAlgorithm, Any], key, entry: PyTree, data: Data) -> Any:
         algorithm, posterior = shared
-        brief = in_own_precision(algorithm, Brief(posterior, row))
-        return client_half(algorithm, key, brief, None, data)[0]
+        inputs = in_own_precision(algorithm, ClientInput(posterior, entry))
+        return client_half(algorithm, key, inputs, None, data)[0]
 
-    answers = each_client(half, None, (algorithm, ledger.posterior), keys, ledger.rows, data)
-    report = answers.report
-    fresh = jnp.zeros_like(report.residual)
-    exponents, method = algorithm.damping.choose(ledger.method, report.residual, staleness=fresh)
+    updates = each_client(half, None, (algorithm, ledger.posterior), keys, ledger.entries, data)
+    report = updates.report
+    fresh = jnp.zeros_like(report.gap)
+    exponents, method = algorithm.damping.choose(ledger.method, report.gap, staleness=fresh)
 
     def merged(exponents: Array) -> tuple[PyTree, Any]:
-        rows = jax.vmap(algorithm.merge)(ledger.rows, answers.delta, exponents)
-        return rows, algorithm.rebuild(prior, Stacked(rows))
+        entries = jax.vmap(algorithm.merge)(ledger.entries, updates.delta, exponents)
+        return entries, algorithm.rebuild(prior, Stacked(entries))
 
     was_proper = ledger.posterior.is_proper
 
@@ -77,10 +77,10 @@ def _round(
         """Whether the ledger would accept this reply if it were the only one."""
 
         def posterior(exponent: Array) -> Any:
-            delta, row = jax.tree.map(lambda leaf: leaf[client], (answers.delta, ledger.rows))
-            new = algorithm.merge(row, delta, exponent)
-            rows = jax.tree.map(lambda rows, row: rows.at[client].set(row), ledger.rows, new)
-            return algorithm.rebuild(prior, Stacked(rows))
+            delta, entry = jax.tree.map(lambda leaf: leaf[client], (updates.delta, ledger.entries))
+            new = algorithm.merge(entry, delta, exponent)
+            entries = jax.tree.map(lambda entries, entry: entries.at[client].set(entry), ledger.entries, new)
+            return algorithm.rebuild(prior, Stacked(entries))
 
         halved = exponents[client] / 2.0 ** jnp.arange(algorithm.halvings_alone + 1)
         return jnp.any(jax.lax.map(lambda exponent: posterior(exponent).is_proper, halved))
@@ -100,17 +100,17 @@ def _round(
     method = _like(method, ledger.method)
     start = (jnp.asarray(0), exponents, method, merged(exponents))
     all_usable = jax.lax.cond(improper(start), are_usable, lambda: jnp.asarray(True))
-    halvings, exponents, method, (rows, posterior) = jax.lax.while_loop(improper, halve, start)
-    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(answers.delta)])
+    halvings, exponents, method, (entries, posterior) = jax.lax.while_loop(improper, halve, start)
+    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates.delta)])
     log_z = ledger.posterior.log_partition - prior.log_partition
     log_z = jnp.asarray(jnp.where(jnp.isfinite(log_z), log_z, jnp.nan))
     said = BlockRound(
-        residuals=report.residual,
+        gaps=report.gap,
         exponents=exponents,
         free_energy=jnp.sum(report.free_energy) + log_z,
         report=report,
     )
-    new = Ledger(posterior, rows, method, ledger.version + 1, sequences)
+    new = Ledger(posterior, entries, method, ledger.version + 1, sequences)
     return new, said, jnp.all(finite) & all_usable & (halvings < MAX_HALVINGS)
 
 

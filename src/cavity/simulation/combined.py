@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from cavity.core import BlockRound, CombiningAlgorithm, Data
-from cavity.core.messages import Brief
+from cavity.core.messages import ClientInput
 from cavity.simulation.drive import client_half, client_keys, each_client, in_own_precision
 
 
@@ -61,28 +61,28 @@ def _round(
     algorithm: CombiningAlgorithm, federation: Federation, seed: Array, names: tuple[Array, ...], data: tuple[Data, ...]
 ) -> tuple[Federation, BlockRound]:
     exchange = algorithm.exchange(seed, federation.version, federation.method)
-    brief = in_own_precision(algorithm, Brief(federation.posterior, None, exchange))
-    answers, local, sequences = [], [], []
+    inputs = in_own_precision(algorithm, ClientInput(federation.posterior, None, exchange))
+    updates, local, sequences = [], [], []
 
-    def half(shared: tuple[CombiningAlgorithm, Brief], key, local: PyTree, data: Data) -> Any:
-        algorithm, brief = shared
-        return client_half(algorithm, key, brief, local, data)
+    def half(shared: tuple[CombiningAlgorithm, ClientInput], key, local: PyTree, data: Data) -> Any:
+        algorithm, inputs = shared
+        return client_half(algorithm, key, inputs, local, data)
 
     for bucket, rows in enumerate(data):
         sequence = federation.sequences[bucket] + 1
         keys = client_keys(seed, jnp.full_like(sequence, federation.version), sequence, names[bucket])
-        answer, kept = each_client(half, None, (algorithm, brief), keys, federation.local[bucket], rows)
-        answers.append(answer)
+        update, kept = each_client(half, None, (algorithm, inputs), keys, federation.local[bucket], rows)
+        updates.append(update)
         local.append(kept)
         sequences.append(sequence)
-    said_by_all = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *answers)
+    said_by_all = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *updates)
     everybody = jnp.asarray(1.0, jnp.result_type(*jax.tree.leaves(federation.posterior)))
     posterior, method = algorithm.combine(federation.posterior, federation.method, exchange, said_by_all, everybody)
     new = Federation(posterior, method, federation.version + 1, tuple(sequences), tuple(local))
     report = said_by_all.report
     said = BlockRound(
-        residuals=report.residual,
-        exponents=jnp.ones_like(report.residual),
+        gaps=report.gap,
+        exponents=jnp.ones_like(report.gap),
         free_energy=algorithm.bound(method),
         report=report,
     )

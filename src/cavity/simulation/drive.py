@@ -23,10 +23,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from cavity.core import Algorithm, Data, Encoding, Problem, Solver
-from cavity.core.messages import Answer, Brief, Message
+from cavity.core.messages import ClientInput, ClientUpdate, Message
 from cavity.simulation.stacks import AXIS
 
-Shared = tuple[Algorithm, Brief | None]  # what is the same for all clients of a stack
+Shared = tuple[Algorithm, ClientInput | None]  # what is the same for all clients of a stack
 Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
 LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
 LOOK_EVERY = 25  # dispatched steps between two looks at whether all clients are done
@@ -40,15 +40,15 @@ class Work(eqx.Module):
     """
 
     keys: Key[Array, " clients"]
-    briefs: Brief
+    inputs: ClientInput
     local: PyTree
     data: Data
-    common: Brief | None = None
+    common: ClientInput | None = None
 
 
-def told(common: Brief | None, own: Brief) -> Brief:
+def told(common: ClientInput | None, own: ClientInput) -> ClientInput:
     """All that one client is told: what everybody is, with its own row."""
-    return own if common is None else replace(common, row=own.row)
+    return own if common is None else replace(common, entry=own.entry)
 
 
 def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
@@ -68,17 +68,17 @@ def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
 
 
 def client_half(
-    algorithm: Algorithm, key: PRNGKeyArray, brief: Brief, local: PyTree, data: Data
-) -> tuple[Answer, PyTree]:
+    algorithm: Algorithm, key: PRNGKeyArray, inputs: ClientInput, local: PyTree, data: Data
+) -> tuple[ClientUpdate, PyTree]:
     """All that a client does with one message: a pure function of what it is told and what it holds."""
-    problem = algorithm.problem(brief, local, data)
+    problem = algorithm.problem(inputs, local, data)
     solution = solve(algorithm.solver, key, problem)
-    return _arrays(algorithm.answer(brief, local, problem, solution))
+    return _arrays(algorithm.update(inputs, local, problem, solution))
 
 
-def _arrays(answer: PyTree) -> PyTree:
+def _arrays(update: PyTree) -> PyTree:
     """An answer may hold plain numbers too (a NaN for what a method does not define)."""
-    return jax.tree.map(jnp.asarray, answer)
+    return jax.tree.map(jnp.asarray, update)
 
 
 def each_client(function: Callable[..., PyTree], mesh: Mesh | None, shared: PyTree, *stacked: PyTree) -> PyTree:
@@ -96,26 +96,28 @@ def each_client(function: Callable[..., PyTree], mesh: Mesh | None, shared: PyTr
 
 
 @eqx.filter_jit
-def run_as_loop(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+def run_as_loop(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
     """The halves of all clients as one program."""
 
-    def one(shared: Shared, key: PRNGKeyArray, own: Brief, local: PyTree, data: Data) -> tuple[Answer, PyTree]:
+    def one(
+        shared: Shared, key: PRNGKeyArray, own: ClientInput, local: PyTree, data: Data
+    ) -> tuple[ClientUpdate, PyTree]:
         algorithm, common = shared
         return client_half(algorithm, key, told(common, own), local, data)
 
-    return each_client(one, mesh, (algorithm, work.common), work.keys, work.briefs, work.local, work.data)
+    return each_client(one, mesh, (algorithm, work.common), work.keys, work.inputs, work.local, work.data)
 
 
 @eqx.filter_jit
 def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[PyTree, PyTree]:
     """The solvers' first states; and the cavities, which every step would otherwise compute anew."""
 
-    def one(shared: Shared, own: Brief, local: PyTree, data: Data) -> PyTree:
+    def one(shared: Shared, own: ClientInput, local: PyTree, data: Data) -> PyTree:
         algorithm, common = shared
         problem = algorithm.problem(told(common, own), local, data)
         return algorithm.solver.init(problem), problem.cavity if isinstance(problem, Problem) else None
 
-    return each_client(one, mesh, (algorithm, work.common), work.briefs, work.local, work.data)
+    return each_client(one, mesh, (algorithm, work.common), work.inputs, work.local, work.data)
 
 
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(3,))
@@ -124,7 +126,7 @@ def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
     algorithm, work, cavities, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
 
     def one(
-        shared: tuple[Shared, Array], key, own: Brief, local: PyTree, data: Data, cavity: PyTree, state: PyTree
+        shared: tuple[Shared, Array], key, own: ClientInput, local: PyTree, data: Data, cavity: PyTree, state: PyTree
     ) -> PyTree:
         (algorithm, common), i = shared
         problem = algorithm.problem(told(common, own), local, data)
@@ -136,7 +138,7 @@ def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
         return jax.tree.map(lambda old, new: jnp.where(done, old, new), state, new)
 
     shared = ((algorithm, work.common), i)
-    return each_client(one, mesh, shared, work.keys, work.briefs, work.local, work.data, cavities, states)
+    return each_client(one, mesh, shared, work.keys, work.inputs, work.local, work.data, cavities, states)
 
 
 @eqx.filter_jit
@@ -145,17 +147,17 @@ def _all_done(solver: Solver, states: PyTree) -> Array:
 
 
 @eqx.filter_jit
-def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None) -> tuple[Answer, PyTree]:
-    def one(shared: Shared, own: Brief, local: PyTree, data: Data, state: PyTree) -> tuple[Answer, PyTree]:
+def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
+    def one(shared: Shared, own: ClientInput, local: PyTree, data: Data, state: PyTree) -> tuple[ClientUpdate, PyTree]:
         algorithm, common = shared
-        brief = told(common, own)
-        problem = algorithm.problem(brief, local, data)
-        return _arrays(algorithm.answer(brief, local, problem, algorithm.solver.result(problem, state)))
+        inputs = told(common, own)
+        problem = algorithm.problem(inputs, local, data)
+        return _arrays(algorithm.update(inputs, local, problem, algorithm.solver.result(problem, state)))
 
-    return each_client(one, mesh, (algorithm, work.common), work.briefs, work.local, work.data, states)
+    return each_client(one, mesh, (algorithm, work.common), work.inputs, work.local, work.data, states)
 
 
-def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
     """The same as `run_as_loop`, step by step."""
     states, cavities = _begin(algorithm, work, mesh)
     known, i = algorithm.solver.steps_for(np.asarray(work.data.num_rows)), 0
@@ -189,13 +191,13 @@ def in_own_precision(algorithm: Algorithm, told: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, told)
 
 
-def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Answer, PyTree]:
+def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
     """The halves of all clients, in the way that suits the size of what they exchange."""
     work = replace(
-        work, briefs=in_own_precision(algorithm, work.briefs), common=in_own_precision(algorithm, work.common)
+        work, inputs=in_own_precision(algorithm, work.inputs), common=in_own_precision(algorithm, work.common)
     )
     posterior, num_copies = (
-        (work.briefs.posterior, len(work.keys)) if work.common is None else (work.common.posterior, 1)
+        (work.inputs.posterior, len(work.keys)) if work.common is None else (work.common.posterior, 1)
     )
     size = sum(np.size(leaf) // num_copies for leaf in jax.tree.leaves(posterior))
     run = run_as_steps if size >= LARGE or algorithm.solver.has_long_steps else run_as_loop
@@ -215,15 +217,15 @@ def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) ->
     return jax.vmap(one)(versions, sequences, names)
 
 
-def common_brief(messages: Sequence[Message]) -> tuple[Brief | None, list[Brief]]:
+def common_inputs(messages: Sequence[Message]) -> tuple[ClientInput | None, list[ClientInput]]:
     """What all these messages say, and what is left of each; nothing is common where they are of different versions.
 
     The ledger puts one and the same posterior into all messages of a plan, so that it can be told without comparing.
     """
-    first = messages[0].brief
-    if any(m.brief.posterior is not first.posterior or m.brief.shared is not first.shared for m in messages):
-        return None, [m.brief for m in messages]
-    return replace(first, row=None), [Brief(None, m.brief.row) for m in messages]
+    first = messages[0].inputs
+    if any(m.inputs.posterior is not first.posterior or m.inputs.shared is not first.shared for m in messages):
+        return None, [m.inputs for m in messages]
+    return replace(first, entry=None), [ClientInput(None, m.inputs.entry) for m in messages]
 
 
 def message_keys(seed: int, messages: Sequence[Message]) -> Key[Array, " clients"]:

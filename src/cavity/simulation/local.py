@@ -19,12 +19,21 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, RowAlgorithm
-from cavity.core.messages import ClientRecord, Clients, ClientState, Message, Reply, ServerState, Settlement, Stacked
+from cavity.core import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, EntryAlgorithm
+from cavity.core.messages import (
+    Acknowledgement,
+    ClientRecord,
+    Clients,
+    ClientState,
+    Message,
+    Reply,
+    ServerState,
+    Stacked,
+)
 from cavity.ledger import client as client_ledger
 from cavity.simulation.block import Ledger, run_block
 from cavity.simulation.combined import Federation, run_combined
-from cavity.simulation.drive import Work, common_brief, message_keys, name_number, numbers_as_leaves, run_clients
+from cavity.simulation.drive import Work, common_inputs, message_keys, name_number, numbers_as_leaves, run_clients
 from cavity.simulation.stacks import buckets, device_mesh, everywhere, splitting, spread, stack
 
 
@@ -100,12 +109,12 @@ class LocalEngine(Engine):
         algorithm = self._traced
         if isinstance(algorithm, CombiningAlgorithm):
             return self._advance_combined(algorithm, server, num_rounds)
-        if not (isinstance(algorithm, RowAlgorithm) and algorithm.in_blocks and self._can_advance(server)):
+        if not (isinstance(algorithm, EntryAlgorithm) and algorithm.in_blocks and self._can_advance(server)):
             return None
         names = server.names
         start = Ledger(
             posterior=server.posterior,
-            rows=stack([server.rows[name] for name in names]),
+            entries=stack([server.entries[name] for name in names]),
             method=server.method,
             version=np.uint32(server.version),
             sequences=np.array([server.clients[name].sequence for name in names], np.uint32),
@@ -124,17 +133,17 @@ class LocalEngine(Engine):
         records = {
             name: ClientRecord(
                 sequence=int(end.sequences[i]),
-                settled=Settlement(int(end.sequences[i]), float(last.exponents[i])),
+                settled=Acknowledgement(int(end.sequences[i]), float(last.exponents[i])),
                 report=jax.tree.map(lambda leaf, i=i: leaf[i], last.report),
             )
             for i, name in enumerate(names)
         }
-        rows = {name: jax.tree.map(lambda leaf, i=i: leaf[i], end.rows) for i, name in enumerate(names)}
+        rows = {name: jax.tree.map(lambda leaf, i=i: leaf[i], end.entries) for i, name in enumerate(names)}
         return replace(
             server,
             version=int(end.version),
             posterior=end.posterior,
-            rows=rows,
+            entries=rows,
             clients=Clients.of(records),
             method=end.method,
         ), said
@@ -178,7 +187,7 @@ class LocalEngine(Engine):
         records = {
             name: ClientRecord(
                 sequence=sequences[name],
-                settled=Settlement(sequences[name], 1.0),
+                settled=Acknowledgement(sequences[name], 1.0),
                 report=jax.tree.map(lambda leaf, i=i: leaf[i].item(), last.report),
             )
             for i, name in enumerate(server.names)
@@ -195,7 +204,7 @@ class LocalEngine(Engine):
             and not self._seconds
             and len(self._buckets) == 1
             and self._buckets[0].names == server.names
-            and len({_signature(row) for row in server.rows.values()}) == 1
+            and len({_signature(row) for row in server.entries.values()}) == 1
             and all(state.local is None for state in self._states.values())
             and hasattr(type(server.posterior), "log_partition")
         )
@@ -211,7 +220,7 @@ class LocalEngine(Engine):
                 replies.append(stored)
                 continue
             state = self._states[name] = client_ledger.settle(self._algorithm, self._states[name], message)
-            told = (client_ledger.brief_for(state, message), state.local)
+            told = (client_ledger.inputs_for(state, message), state.local)
             groups.setdefault((self._places[name][0], _signature(told)), []).append((message, told))
         for (bucket, _), group in groups.items():
             replies += self._run(bucket, group)
@@ -225,15 +234,15 @@ class LocalEngine(Engine):
         if not everybody:
             data = jax.tree.map(lambda leaf: leaf[places], data)
         keys = message_keys(self._seed, messages)
-        common, briefs = common_brief([replace(message, brief=brief) for message, (brief, _) in group])
-        told = stack([(brief, local) for brief, (_, (_, local)) in zip(briefs, group, strict=True)])
-        keys, (briefs, local) = spread((keys, told), self._mesh)
+        common, inputs = common_inputs([replace(message, inputs=inputs) for message, (inputs, _) in group])
+        told = stack([(inputs, local) for inputs, (_, (_, local)) in zip(inputs, group, strict=True)])
+        keys, (inputs, local) = spread((keys, told), self._mesh)
         mesh = splitting(self._mesh, len(messages))
-        outcome = run_clients(self._traced, Work(keys, briefs, local, data, everywhere(common, mesh)), mesh)
-        answers, local = jax.tree.map(np.asarray, outcome)
+        outcome = run_clients(self._traced, Work(keys, inputs, local, data, everywhere(common, mesh)), mesh)
+        updates, local = jax.tree.map(np.asarray, outcome)
         replies = []
         for i, message in enumerate(messages):
-            mine = jax.tree.map(lambda leaf, i=i: leaf[i], (answers, local))
+            mine = jax.tree.map(lambda leaf, i=i: leaf[i], (updates, local))
             state, reply = client_ledger.commit(self._states[message.client], message, *mine)
             self._states[message.client] = state
             replies.append(reply)

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.core import Algorithm, ClientSource, Data, Engine, pad
-from cavity.core.messages import Brief, ClientState, Message, Reply
+from cavity.core.messages import ClientInput, ClientState, Message, Reply
 from cavity.errors import DataError, UnsuitableError
-from cavity.simulation.drive import Work, common_brief, in_own_precision, message_keys, numbers_as_leaves, run_clients
+from cavity.simulation.drive import Work, common_inputs, in_own_precision, message_keys, numbers_as_leaves, run_clients
 from cavity.simulation.stacks import FEW_ROWS, device_mesh, everywhere, splitting, spread, stack
 
 LARGEST_CHUNK = 256  # clients
@@ -53,7 +53,7 @@ class StreamingEngine(Engine):
         self._in_order = True
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="cavity-prefetch")
         self._ahead: tuple[list[Message], Future[Data]] | None = None
-        self._told: tuple[Brief | None, Brief | None] = (None, None)  # as it came, and on the devices
+        self._told: tuple[ClientInput | None, ClientInput | None] = (None, None)  # as it came, and on the devices
         self._compute_seconds = 0.0
 
     @property
@@ -133,20 +133,20 @@ class StreamingEngine(Engine):
     def _run(self, messages: list[Message], data: Data) -> list[Reply]:
         filled = messages + messages[:1] * (len(data.weight) - len(messages))
         mesh = splitting(self._mesh, len(filled))
-        common, briefs = common_brief(filled)
-        keys, data, own = spread((message_keys(self._seed, filled), data, stack(briefs)), self._mesh)
+        common, inputs = common_inputs(filled)
+        keys, data, own = spread((message_keys(self._seed, filled), data, stack(inputs)), self._mesh)
         work = Work(keys, own, None, data, everywhere(self._in_place(common), mesh))
         jax.block_until_ready(work)  # what is put on the devices is not computed there
         began = time.perf_counter()
-        answers, _ = jax.block_until_ready(run_clients(self._traced, work, mesh))
+        updates, _ = jax.block_until_ready(run_clients(self._traced, work, mesh))
         self._compute_seconds += time.perf_counter() - began
-        answers = jax.tree.map(np.asarray, answers)
+        updates = jax.tree.map(np.asarray, updates)
         return [
-            Reply(m.client, m.version, m.sequence, jax.tree.map(lambda leaf, i=i: leaf[i], answers))
+            Reply(m.client, m.version, m.sequence, jax.tree.map(lambda leaf, i=i: leaf[i], updates))
             for i, m in enumerate(messages)
         ]
 
-    def _in_place(self, common: Brief | None) -> Brief | None:
+    def _in_place(self, common: ClientInput | None) -> ClientInput | None:
         """What all clients are told, on a device in their precision; the same for all chunks of a version."""
         if common is None:
             return None

@@ -149,14 +149,14 @@ class SharedDescent(Solver):
         if self.point:
             return -model.bound(*at), phi
         weight = jnp.where(model.is_auxiliary, problem.alpha.astype(phi.dtype), 1.0)
-        if not model.others_stand_in:
+        if not model.has_surrogate_factors:
             return jnp.sum(weight * _kl_terms(q, cavity.shared)) - model.bound(*at), phi
         away = _kl_terms(q, model.prior.shared) + self.caution * _kl_terms(q, problem.posterior.shared)
         return jnp.sum(weight * away) - model.whole(*at) - _pulled(model, q, cavity.pull), phi
 
     def pull(self, problem: SharedProblem, state: DescentState) -> DiagonalGaussian | None:
         """What the rows say of phi beyond the factor, to second order; None where nobody asks."""
-        if self.point or not problem.model.others_stand_in:
+        if self.point or not problem.model.has_surrogate_factors:
             return None
         mean, cavity = state.coordinates.mean, problem.cavity
         sd = jnp.sqrt(state.coordinates.shared(cavity.shared).variance)
@@ -167,7 +167,7 @@ class SharedDescent(Solver):
         def one(key: PRNGKeyArray) -> tuple[Float[Array, " d"], ...]:
             batch_key, key = jax.random.split(key)
             data = problem.data if size is None else mini_batch(batch_key, problem.data, size)
-            slope = jax.grad(lambda phi: problem.model.unsaid(phi, cavity.conditional, factor, data))
+            slope = jax.grad(lambda phi: problem.model.surrogate_residual(phi, cavity.conditional, factor, data))
             away = sd * jax.random.normal(key, mean.shape, mean.dtype)
             up, down = slope(mean + away), slope(mean - away)
             return 0.5 * (up + down), 0.5 * away * (down - up), away**2

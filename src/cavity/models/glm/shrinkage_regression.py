@@ -26,7 +26,7 @@ from cavity.models.numpyro.globals_only import SERVER
 from cavity.models.prediction import Prediction
 
 
-class ShrunkRegression(CorrectedPrior, PredictiveModel):
+class ShrinkageRegression(CorrectedPrior, PredictiveModel):
     """A regression with such a prior on its slopes; intercepts and log noise keep the Gaussian one.
 
     Attributes:
@@ -76,7 +76,7 @@ class ShrunkRegression(CorrectedPrior, PredictiveModel):
         log_base = -0.5 * jnp.sum(squares + jnp.log(base_variance) + LOG_TWO_PI)
         return self.shrinkage.expected_log_prob(own, spread) - log_base
 
-    def server_rows(self) -> dict[str, Data]:
+    def server_entries(self) -> dict[str, Data]:
         batch = (np.zeros((1, len(self.rows.features))), np.zeros(1), np.ones(1, bool))
         return {SERVER: Data(batch, np.ones(1), np.asarray(1))}
 
@@ -88,7 +88,7 @@ class ShrunkRegression(CorrectedPrior, PredictiveModel):
         return self.rows.predict(posterior, x, key=key, num_draws=num_draws)
 
 
-def shrunk(model: Any, shrinkage: Any) -> ShrunkRegression:
+def with_shrinkage_prior(model: Any, shrinkage: Any) -> ShrinkageRegression:
     """The regression with another prior on its slopes: `Laplace`, `CommonScale` or `Horseshoe`.
 
     Args:
@@ -99,11 +99,13 @@ def shrunk(model: Any, shrinkage: Any) -> ShrunkRegression:
     Example:
         >>> import cavity
         >>> regression = cavity.models.logistic_regression(["dose", "age"])
-        >>> cavity.models.shrunk(regression, cavity.models.Horseshoe(0.5)).parameter_names
+        >>> cavity.models.with_shrinkage_prior(regression, cavity.models.Horseshoe(0.5)).parameter_names
         ('intercept', 'dose', 'age', 'log_local[dose]', 'log_local[age]', 'log_tau')
     """
     if not (isinstance(model, Regression) and isinstance(shrinkage, CoefficientPrior)):
-        raise CavityError("give a regression and a prior, as in shrunk(logistic_regression(['dose']), Laplace(0.5))")
+        raise CavityError(
+            "give a regression and a prior, as in with_shrinkage_prior(logistic_regression(['dose']), Laplace(0.5))"
+        )
     family = type(model.prior)
     precision = np.asarray(model.prior.precision_matrix)
     if family not in (FullGaussian, DiagonalGaussian) or np.any(precision != np.diag(np.diagonal(precision))):
@@ -137,4 +139,4 @@ def shrunk(model: Any, shrinkage: Any) -> ShrunkRegression:
         constant=model.constant,
         unseen=own,
     )
-    return ShrunkRegression(prior=prior, rows=rows, shrinkage=shrinkage, places=places)
+    return ShrinkageRegression(prior=prior, rows=rows, shrinkage=shrinkage, places=places)

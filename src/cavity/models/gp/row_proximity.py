@@ -46,7 +46,7 @@ class Nearness:
         )
 
 
-def nearness_to_rows(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> Nearness:
+def row_proximity(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> Nearness:
     """Of one client's factor and its own rows.
 
     Args:

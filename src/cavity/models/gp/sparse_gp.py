@@ -37,7 +37,7 @@ from cavity.likelihoods import GaussianNoise
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
 from cavity.models.gp.factor_forms import Decoupled, FactorForm
 from cavity.models.gp.inducing import NATURAL_RATE, Inducing, Values, expected_log_prob
-from cavity.models.gp.row_proximity import nearness_to_rows
+from cavity.models.gp.row_proximity import row_proximity
 
 JITTER = 1e-6
 
@@ -115,7 +115,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others)
 
     @property
-    def others_stand_in(self) -> bool:
+    def has_surrogate_factors(self) -> bool:
         return self.form.stands_in
 
     def whole(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
@@ -127,7 +127,9 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         said = others.log_partition + inducing.beyond(cavity, others.precision - nothing)
         return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others) + said
 
-    def unsaid(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+    def surrogate_residual(
+        self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data
+    ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
         everybody = inducing.with_factor(others, conditional)
@@ -155,7 +157,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         if not isinstance(conditional, PseudoObservations):
             return None
         x, y = (np.asarray(column)[: int(data.num_rows)] for column in data.batch)
-        return str(nearness_to_rows(conditional, x, y))
+        return str(row_proximity(conditional, x, y))
 
     def prepare(self, batch: PyTree) -> tuple[np.ndarray, np.ndarray]:
         x, y = self.rows(batch)

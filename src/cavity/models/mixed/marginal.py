@@ -167,9 +167,9 @@ class Marginal(OnGlobals):
 
         return self.or_correction(theta, data.batch, jnp.sum(jnp.asarray(data.weight)), of_rows)
 
-    def server_rows(self) -> dict[str, Data]:
+    def server_entries(self) -> dict[str, Data]:
         unit = Data(None, np.ones(1), np.asarray(1))
-        return {name: replace(row, units=unit) for name, row in super().server_rows().items()}
+        return {name: replace(row, units=unit) for name, row in super().server_entries().items()}
 
     def empty_batch(self) -> dict[str, Any]:
         return {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}

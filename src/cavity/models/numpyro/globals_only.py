@@ -81,7 +81,7 @@ class OnGlobals(Model):
         """A client's rows, none of which is the server's."""
         return batch | {SERVER: np.zeros(len(jax.tree.leaves(batch)[0]), bool)} if self.corrected else batch
 
-    def server_rows(self) -> dict[str, Data]:
+    def server_entries(self) -> dict[str, Data]:
         if not self.corrected:
             return {}
         batch = self.empty_batch() | {SERVER: np.ones(1, bool)}

@@ -44,14 +44,14 @@ def convergence(
         >>> convergence(history).axes[0].get_yscale()
         'log'
     """
-    metrics = {"residual": "largest residual"} if metrics is None else metrics
+    metrics = {"gap": "largest residual"} if metrics is None else metrics
     curves = {label: (_column(history, against), _column(history, entry)) for entry, label in metrics.items()}
     return _draw(curves, against, "nats", bar, axes)
 
 
 def compare(
     histories: Mapping[str, Sequence[Record]],
-    metric: str = "residual",
+    metric: str = "gap",
     *,
     label: str | None = None,
     against: str = "communications",
