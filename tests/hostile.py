@@ -89,7 +89,7 @@ class HostileServer:
         server = ledger.open_ledger(self.algorithm, ["leeds"])
         _, (message,) = ledger.dispatch(self.algorithm, server, ["leeds"])
         row = message.inputs.entry if row is None else row
-        inputs = replace(message.inputs, posterior=posterior, row=row)
+        inputs = replace(message.inputs, posterior=posterior, entry=row)
         message = replace(message, inputs=inputs, version=version, sequence=self.sequence)
         body = {"message": message, "setting": RunConfig(scaling or self.scaling), "notice": ""}
         envelope = Envelope(Kind.WORK.value, self.study.hash, self.run, "leeds", body)

@@ -27,7 +27,7 @@ from cavity import distributions, divergences, losses, models, schedules, solver
 
 NAMES = ("leeds", "york", "hull")
 TOLERANCE = 1e-12
-HISTORY = ("gap", "gap", "free_energy")  # whichever a version has
+HISTORY = ("gap", "free_energy")
 
 Numbers = dict[str, np.ndarray]
 
@@ -66,10 +66,10 @@ def numbers_of(fit: Any, new: Any = None) -> Numbers:
     """Posterior, history and predictions of a fit, as arrays by name."""
     leaves = [leaf for leaf in jax.tree.leaves(fit.posterior) if np.asarray(leaf).dtype.kind in "biuf"]
     found = {f"posterior/{i}": np.asarray(leaf, float) for i, leaf in enumerate(leaves)}
-    for number, key in enumerate(HISTORY):
+    for key in HISTORY:
         values = [record[key] for record in fit.history if key in record]
         if values:
-            found["history/gap" if number < 2 else f"history/{key}"] = np.asarray(values, float)
+            found[f"history/{key}"] = np.asarray(values, float)
     if new is not None:
         prediction = fit.predict(new)
         found |= {"mean": np.asarray(prediction.mean, float), "sd": np.asarray(prediction.sd, float)}

@@ -70,14 +70,14 @@ class Books:
     """The simulation's own account, written whenever the server's checkpoint is.
 
     Attributes:
-        posterior: after all accepted replies, for a method without rows.
-        rows: for each member, its accepted deltas merged into an empty row.
+        posterior: after all accepted replies, for a method without entries.
+        entries: for each member, its accepted deltas merged into an initial entry.
         local: for each client, the latents that belong to its last accepted reply, where they are known.
         accepted: the replies accepted so far.
     """
 
     posterior: PyTree
-    rows: dict[str, PyTree]
+    entries: dict[str, PyTree]
     local: dict[str, PyTree] = field(default_factory=dict)
     accepted: set[tuple[str, int, int]] = field(default_factory=set)
 

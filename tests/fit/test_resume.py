@@ -53,7 +53,7 @@ def without_seconds(history):
 
 
 def assert_same_run(fit, other):
-    for part in ("posterior", "prior", "rows", "method", "schedule", "clients", "version", "seed"):
+    for part in ("posterior", "prior", "entries", "method", "schedule", "clients", "version", "seed"):
         assert bits(getattr(fit.server, part)) == bits(getattr(other.server, part)), part
     assert bits(dict(fit.client_states)) == bits(dict(other.client_states))
     np.testing.assert_equal(without_seconds(fit.history), without_seconds(other.history))

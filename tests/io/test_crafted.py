@@ -190,7 +190,7 @@ CRAFTED = {
     "a text for a brief": lambda: body(
         {
             "module": "cavity.core.messages:Message",
-            "fields": {"client": "leeds", "version": 1, "sequence": 1, "settled": None, "brief": "x"},
+            "fields": {"client": "leeds", "version": 1, "sequence": 1, "settled": None, "inputs": "x"},
         }
     ),
     "a number for a name": lambda: archive(

@@ -105,7 +105,7 @@ def merge_twice(algorithm, server, replies, absorb=ledger.absorb_into_entries):
 def add_to_a_total(algorithm, server, replies, absorb=ledger.absorb_into_entries):
     """The posterior is added to; the rows are forgotten at times, as by a server without a ledger."""
     change = absorb(algorithm, server, replies)
-    return replace(change, rows=server.entries) if server.version % 3 == 0 else change
+    return replace(change, entries=server.entries) if server.version % 3 == 0 else change
 
 
 def forget_one_row(algorithm, server, replies, absorb=ledger.absorb_into_entries):
@@ -117,7 +117,7 @@ def commit_without_settlement(algorithm, state, message):
     if state.pending is None:
         return state
     row = algorithm.merge(state.entry, ledger.to_host(state.pending.update.delta), 1.0)
-    return ClientState(local=state.pending.local, row=row, settled=state.pending.sequence)
+    return ClientState(local=state.pending.local, entry=row, settled=state.pending.sequence)
 
 
 def commit_with_exponent_one(algorithm, state, message, settle=client_ledger.settle):
@@ -136,11 +136,11 @@ def never(state, message):
 BROKEN = [
     ("reason_to_refuse", accept_repeats, False),
     ("reason_to_refuse", accept_repeats, True),
-    ("absorb_into_rows", merge_twice, False),
-    ("absorb_into_rows", merge_twice, True),
-    ("absorb_into_rows", add_to_a_total, False),
-    ("absorb_into_rows", add_to_a_total, True),
-    ("absorb_into_rows", forget_one_row, False),
+    ("absorb_into_entries", merge_twice, False),
+    ("absorb_into_entries", merge_twice, True),
+    ("absorb_into_entries", add_to_a_total, False),
+    ("absorb_into_entries", add_to_a_total, True),
+    ("absorb_into_entries", forget_one_row, False),
     ("settle", commit_without_settlement, True),
     ("settle", commit_with_exponent_one, True),
     ("settle", never_commit, True),
@@ -151,7 +151,9 @@ BROKEN = [
 @pytest.mark.parametrize(("function", "broken", "held_by_clients"), BROKEN)
 def test_what_is_broken_is_caught(monkeypatch, function, broken, held_by_clients):
     algorithm, clients = linear(Fixed(0.8))
-    monkeypatch.setattr(ledger if hasattr(ledger, function) else client_ledger, function, broken)
+    for module in (ledger, ledger.server, client_ledger):
+        if hasattr(module, function):
+            monkeypatch.setattr(module, function, broken)
     with pytest.raises((AssertionError, ProtocolError)):
         check_survives_faults(algorithm, clients, 40, first_seed=40_000, held_by_clients=held_by_clients)
 
@@ -197,7 +199,7 @@ def test_a_client_that_comes_back_answers_anew():
 @VARIANTS
 def test_a_message_that_was_overtaken_is_stale(held_by_clients):
     algorithm, server = open_pair(held_by_clients=held_by_clients)
-    state = ClientState(row=ledger.to_host(algorithm.initial_entry()) if held_by_clients else None)
+    state = ClientState(entry=ledger.to_host(algorithm.initial_entry()) if held_by_clients else None)
     server, (first,) = ledger.dispatch(algorithm, server, ["york"])
     server, (second,) = ledger.dispatch(algorithm, server, ["york"])  # `first` is abandoned by it
     state, reply = client_ledger.commit(
@@ -215,7 +217,7 @@ def test_a_client_that_lost_its_factor_says_so():
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     server, _ = ledger.receive(algorithm, server, [reply_to(message, 3.0)])
     _, (message,) = ledger.dispatch(algorithm, server, ["york"])
-    wiped = ClientState(row=ledger.to_host(algorithm.initial_entry()))
+    wiped = ClientState(entry=ledger.to_host(algorithm.initial_entry()))
     with pytest.raises(ProtocolError, match=r"client 'york'.*accepted its reply 1.*of reply 0.*backup"):
         client_ledger.settle(algorithm, wiped, message)
 

@@ -787,7 +787,7 @@ def by_letter(algorithm):
     """Messages and replies as the letters that they travel in."""
 
     def carry(item):
-        kind, name = (Kind.REPLY, "reply") if hasattr(item, "answer") else (Kind.WORK, "message")
+        kind, name = (Kind.REPLY, "reply") if hasattr(item, "update") else (Kind.WORK, "message")
         content = encode(Envelope(kind.value, "hash", "run", item.client, {name: item}), protocol.unsigned)
         got = decode(content, protocol.unverified).body[name]
         return got if kind == Kind.REPLY else check_message(algorithm, got, item.client)

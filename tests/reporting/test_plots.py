@@ -98,7 +98,7 @@ def test_plots_draw_on_given_axes():
 def test_neither_a_display_nor_pyplot_is_needed(tmp_path):
     program = (
         "import sys\nfrom cavity import plots\n"
-        "figure = plots.convergence([{'round': 1, 'residual': 1.0}, {'round': 2, 'residual': 0.1}])\n"
+        "figure = plots.convergence([{'round': 1, 'gap': 1.0}, {'round': 2, 'gap': 0.1}])\n"
         "figure.savefig('a.png')\n"
         "print('matplotlib.pyplot' in sys.modules)"
     )

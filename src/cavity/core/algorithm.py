@@ -152,7 +152,7 @@ class EntryAlgorithm(Algorithm):
 
     @abc.abstractmethod
     def rebuild(self, prior: Any, entries: Sequence[PyTree] | Stacked) -> Any:
-        """The posterior as a function of prior and entries: a product, or a union. Entries may be traced and stacked."""
+        """The posterior as a function of prior and entries: a product, or a union. It may be traced, on stacks."""
 
     def remaining(self, server: ServerState, entries: dict[str, PyTree]) -> dict[str, PyTree]:
         """The entries of whoever stays when one has left, as a start of their refinement; as they are, for most."""

@@ -64,7 +64,7 @@ def open_ledger(
     for name in {JOINT} | algorithm.reserved_names:
         if name in names:
             raise ProtocolError(f"no client may be called {name!r}; rename it")
-    if held_by_clients and not getattr(algorithm, "rows_multiply", True):
+    if held_by_clients and not getattr(algorithm, "entries_multiply", True):
         raise ProtocolError(
             "entries that hold more than a factor (an optimiser's memory), or that are replaced and not multiplied, "
             "cannot be kept by the clients; let the server hold them"
@@ -86,7 +86,7 @@ def open_ledger(
 
 def _with_places(algorithm: Algorithm, prior: PyTree, posterior: PyTree, entries: dict[str, PyTree]) -> PyTree:
     """The posterior with its empty entries: they do not change a product, but a union has a place for each."""
-    if not entries or getattr(algorithm, "rows_multiply", True):
+    if not entries or getattr(algorithm, "entries_multiply", True):
         return posterior
     return algorithm.rebuild(prior, list(entries.values()))  # pyright: ignore[reportAttributeAccessIssue]
 

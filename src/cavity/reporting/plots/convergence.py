@@ -40,7 +40,7 @@ def convergence(
         scale and are left out.
 
     Example:
-        >>> history = [{"round": 1, "residual": 0.5}, {"round": 2, "residual": 1e-4}]
+        >>> history = [{"round": 1, "gap": 0.5}, {"round": 2, "gap": 1e-4}]
         >>> convergence(history).axes[0].get_yscale()
         'log'
     """
