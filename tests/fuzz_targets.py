@@ -78,7 +78,7 @@ class Receivers:
         names = list(self.study.clients)
         self.state, messages = ledger.dispatch(self.algorithm, ledger.open_ledger(self.algorithm, names), names)
         self.message = messages[0]
-        delta = ledger.to_host(self.algorithm.initial_entry())
+        delta = ledger.to_host(self.algorithm.server.entries.initial())
         delta = replace(delta, precision_mean=delta.precision_mean + 0.25, precision=delta.precision + np.eye(3))
         report = Report(np.asarray(0.5), np.asarray(-3.0), np.asarray(4), np.asarray(True))
         self.reply = Reply("leeds", self.message.version, self.message.sequence, ClientUpdate(delta, report))
@@ -182,7 +182,7 @@ class Solved:
         self._message = message
 
     def collect(self, num_replies):
-        message, delta = self._message, ledger.to_host(self._algorithm.initial_entry())
+        message, delta = self._message, ledger.to_host(self._algorithm.server.entries.initial())
         return [Reply(self._name, message.version, message.sequence, ClientUpdate(delta, Report(0.0, 0.0, 1, True)))]
 
     def client_states(self):

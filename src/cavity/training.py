@@ -24,7 +24,7 @@ import numpy as np
 
 from cavity import ledger
 from cavity.core import Algorithm, BlockRound, BlockRounds, Engine, Schedule
-from cavity.core.messages import MAX_REFUSALS, ServerState, Stacked
+from cavity.core.messages import MAX_REFUSALS, ServerState, Stacked, is_server_owned
 from cavity.core.progress import Stopwatch, Watcher
 from cavity.errors import StalledError
 from cavity.io import serialization
@@ -109,7 +109,7 @@ def run(
         if checkpoint is not None and write_ahead:
             checkpoint(server, history)
 
-    while (reason := stopping.reason(history, algorithm.settled(server.method))) is None:
+    while (reason := stopping.reason(history, algorithm.convergence.settled(server.method))) is None:
         size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.is_synchronous else 1
         stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
         server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.on_replies, written)
@@ -169,9 +169,9 @@ def run_rounds(
 
 
 def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
-    """What a visit to a client would have sent: posterior, row and whatever else there, a change and a report back."""
+    """What a visit to a client would have sent: posterior, entry and what else is sent; an update and a report back."""
     first = server.names[0]
-    there = (server.posterior, server.entries.get(first), algorithm.shared(server))
+    there = (server.posterior, server.entries.get(first), algorithm.server.shared(server))
     return serialization.num_bytes((there, server.posterior, server.clients[first].report))
 
 
@@ -185,12 +185,12 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
     columns = {
         "version": server.version - len(rounds) + 1 + np.arange(len(rounds)),
         "gap": gaps.max(axis=1),
-        "free_energy": np.asarray(said.free_energy, float),
+        "free_energy": np.asarray(said.bound, float),
         "exponent": np.asarray(said.exponents, float).min(axis=1),
         "solver_steps": np.asarray(said.report.steps).max(axis=1),
         "unconverged": (~np.asarray(said.report.converged, bool)).sum(axis=1),
     }
-    names, num_clients = server.names, len(server.clients.keys() - algorithm.owned)
+    names, num_clients = server.names, sum(not is_server_owned(name) for name in server.names)
     fixed = {
         "refused": 0,
         "refusals": {},
@@ -230,10 +230,10 @@ def run_round(
     """
     began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
     visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
-    owned, aside = algorithm.owned, server.clients.set_aside
+    num_owned, aside = sum(map(is_server_owned, server.names)), server.clients.set_aside
     sent, num_available = server.posterior, len(server.clients)
     while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
-        if aside and len(aside) + len(owned) >= len(server.clients):
+        if aside and len(aside) + num_owned >= len(server.clients):
             raise StalledError(
                 f"no client's reply could be used: each had {MAX_REFUSALS} in a row refused; the last: {refused[-1:]}"
             )
@@ -249,7 +249,7 @@ def run_round(
         written(server)
         for message in messages:
             engine.submit(message)
-        num_bytes += sum(serialization.num_bytes(message.inputs) for message in messages if message.client not in owned)
+        num_bytes += sum(serialization.num_bytes(m.inputs) for m in messages if not is_server_owned(m.client))
         places = {message.client: place for place, message in enumerate(messages)}
         del messages  # the engine has them; there may be very many
         received, before, waiting, there_is_more = 0, visits, [], True
@@ -258,7 +258,7 @@ def run_round(
             there_is_more = bool(replies)
             received += len(replies)
             waiting += replies
-            if algorithm.absorbs_together and received < plan.wait and there_is_more:
+            if received < plan.wait and there_is_more:  # replies are absorbed together
                 on_replies(visits + received, len(replies))
                 continue
             if waiting:
@@ -266,12 +266,10 @@ def run_round(
                 waiting.sort(key=lambda reply: places.get(reply.client, len(places)))
                 server, outcome = ledger.receive(algorithm, server, waiting, engine.problem_with)
                 visits += len(outcome.accepted)
-                heard_of += len(outcome.accepted.keys() - owned)
+                heard_of += sum(not is_server_owned(name) for name in outcome.accepted)
                 accepted |= outcome.accepted
                 refused += outcome.refused
-                num_bytes += sum(
-                    serialization.num_bytes(reply.update) for reply in waiting if reply.client not in owned
-                )
+                num_bytes += sum(serialization.num_bytes(r.update) for r in waiting if not is_server_owned(r.client))
                 waiting = []
                 written(server)
                 on_replies(visits, len(replies))
@@ -299,7 +297,7 @@ def run_round(
         "version": server.version,
         "gap": server.gaps.largest,
         "gaps": {name: float(report.gap) for name, report in reports.items()},
-        "free_energy": algorithm.free_energy(server, sent),
+        "free_energy": algorithm.convergence.bound(server, sent),
         "exponent": min(accepted.values()),
         "solver_steps": max(int(report.steps) for report in reports.values()),
         "unconverged": sum(not bool(report.converged) for report in reports.values()),

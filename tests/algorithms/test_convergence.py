@@ -107,7 +107,7 @@ def test_a_planned_run_is_judged_before_its_steps_are_small(drift, settles):
 
 @lru_cache
 def by_itself():
-    return SFVI(model_once(), num_samples=1, step_size=0.1, scout=False)
+    return SFVI(model_once(), num_samples=1, step_size=0.1, initialise=False)
 
 
 def test_sfvi_ends_by_itself_at_the_exact_posterior():

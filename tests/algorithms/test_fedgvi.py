@@ -23,7 +23,7 @@ from cavity.divergences import KL, FisherRao, Renyi, ReverseKL, WeightedKL
 from cavity.likelihoods import GaussianVector
 from cavity.losses import InverseMultiQuadric, NegativeLogLikelihood, ScoreMatching, SquaredExponential, Tempered
 from cavity.models import linear_regression, logistic_regression, mlp_classifier, normal_location
-from cavity.simulation.drive import client_half
+from cavity.simulation.drive import run_client
 from cavity.solvers import Conjugate, Gradient, NaturalGradient
 from tests.contracts.solver import solved
 
@@ -282,7 +282,7 @@ def test_another_divergence_at_the_server():
     model, clients = normal_location(prior_scale=2.0), {"a": np.arange(3.0), "b": np.array([1.0, 4.0])}
     method = cavity.FedGVI(model, NLL, server_divergence=Renyi(0.5), damping=Fixed(0.5))
     fit = cavity.run(method, clients, rounds=3, tolerance=0.0)
-    rebuilt = method.rebuild(fit.server.prior, list(fit.server.entries.values()))
+    rebuilt = method.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))
     assert cavity.kl(fit.posterior, rebuilt) < 1e-14
     assert cavity.kl(fit.posterior, fit.server.prior * product(list(fit.server.entries.values()))) > 1e-6
     in_blocks = cavity.run(method, clients, rounds=3, tolerance=0.0, rounds_per_block=3)
@@ -343,7 +343,7 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     least = 0.5 / 9  # half of the prior's precision
     np.testing.assert_allclose(problem.cavity.precision, [least, 3.0])
     np.testing.assert_allclose(problem.cavity.precision_mean, [1.0 - 0.5 * (4.0 - least) / 5.0, 1.0])
-    update, _ = client_half(method, jax.random.key(0), inputs, None, data)
+    update, _ = run_client(method.client, jax.random.key(0), inputs, None, data)
     refit = row * update.delta  # the new factor is tilted / cavity, with the cavity that was used
     tilted = problem.cavity * refit
     assert bool(tilted.is_proper)

@@ -26,7 +26,7 @@ from cavity.io import serialization
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from cavity.schedules import SampledCount
 from cavity.simulation import combined
-from cavity.simulation.drive import client_half
+from cavity.simulation.drive import run_client
 from tests.contracts.faults import check_survives_faults
 
 NOISE, SPREAD, WIDE = 0.7, 0.5, 3.0
@@ -179,7 +179,7 @@ def test_gradients_are_those_of_the_expected_bound(num_samples):
 
 @lru_cache
 def fitted(num_clients, num_steps=3000):
-    algorithm = SFVI(model_of(), num_steps=num_steps, step_size=0.05, num_samples=1, scout=False)
+    algorithm = SFVI(model_of(), num_steps=num_steps, step_size=0.05, num_samples=1, initialise=False)
     return cavity.run(algorithm, clients(num_clients), rounds=num_steps, tolerance=0.0, rounds_per_block=1000)
 
 
@@ -202,7 +202,7 @@ def test_reaches_the_exact_posterior():
 def test_how_units_are_shared_out_does_not_matter():
     """What the paper remarks, for 500 steps with several importance samples."""
     data = rows() | {"y": np.abs(np.round(rows()["y"])).astype(int)}
-    algorithm = SFVI(model_of(mixed, data), num_steps=500, num_samples=3, num_draws=2, scout=False)
+    algorithm = SFVI(model_of(mixed, data), num_steps=500, num_samples=3, num_draws=2, initialise=False)
     tracks = {}
     for num_clients in (1, 2, 7):
         seen = []
@@ -222,7 +222,7 @@ def test_how_units_are_shared_out_does_not_matter():
 
 @pytest.mark.slow
 def test_a_block_is_the_same_as_single_exchanges():
-    algorithm = SFVI(model_once(), num_steps=40, num_samples=2, scout=False)
+    algorithm = SFVI(model_once(), num_steps=40, num_samples=2, initialise=False)
     single, block = (
         cavity.run(algorithm, clients(3), rounds=12, tolerance=0.0, rounds_per_block=size, seed=5) for size in (1, 6)
     )
@@ -244,7 +244,7 @@ def test_a_block_is_the_same_as_single_exchanges():
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
-    algorithm = SFVI(model_once(), num_steps=40, num_samples=2, scout=False)
+    algorithm = SFVI(model_once(), num_steps=40, num_samples=2, initialise=False)
     whole = cavity.run(algorithm, clients(2), rounds=20, tolerance=0.0)
     cavity.run(algorithm, clients(2), rounds=9, tolerance=0.0, directory=tmp_path)
     resumed = cavity.resume(tmp_path, clients(2), algorithm=algorithm, rounds=20, tolerance=0.0)
@@ -255,14 +255,14 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
 @pytest.mark.slow
 def test_some_silos_at_a_time_are_scaled_for():
     """Over all halves of the silos, the sum divided by the share is on average that of all of them."""
-    algorithm = SFVI(model_once(), num_steps=10, num_samples=1, optimiser=optax.sgd, decay=False, scout=False)
+    algorithm = SFVI(model_once(), num_steps=10, num_samples=1, optimiser=optax.sgd, decay=False, initialise=False)
     replies = [_reply(algorithm, data) for data in clients(4).values()]
-    method = algorithm.initial_method(4)
-    exchange = algorithm.exchange(np.uint32(0), np.uint32(0), method)
+    method = algorithm.server.initial_state(4)
+    exchange = algorithm.server.exchange(np.uint32(0), np.uint32(0), method)
 
     def moved(some):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *some)
-        return algorithm.combine(algorithm.prior, method, exchange, stacked, len(some) / 4)[0]
+        return algorithm.server.combine(algorithm.prior, method, exchange, stacked, len(some) / 4)[0]
 
     halves = [moved(pair) for pair in itertools.combinations(replies, 2)]
     average = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *halves)
@@ -273,20 +273,20 @@ def test_some_silos_at_a_time_are_scaled_for():
 
 
 def test_a_schedule_that_samples_silos_runs():
-    algorithm = SFVI(model_once(), num_steps=10, num_samples=1, scout=False)
+    algorithm = SFVI(model_once(), num_steps=10, num_samples=1, initialise=False)
     fit = cavity.run(algorithm, clients(4), rounds=3, tolerance=0.0, schedule=SampledCount(2))
     assert [record["communications"] for record in fit.history] == [2, 4, 6]
 
 
 def _brief(algorithm):
-    method = algorithm.initial_method(1)
-    return ClientInput(algorithm.prior, None, algorithm.exchange(np.uint32(0), np.uint32(0), method))
+    method = algorithm.server.initial_state(1)
+    return ClientInput(algorithm.prior, None, algorithm.server.exchange(np.uint32(0), np.uint32(0), method))
 
 
 def _reply(algorithm, data):
     prepared = algorithm.model.prepare(data)
-    local = algorithm.initial_local(prepared)
-    update, _ = jax.jit(client_half)(algorithm, jax.random.key(0), _brief(algorithm), local, prepared)
+    local = algorithm.client.initial_local(prepared)
+    update, _ = jax.jit(run_client)(algorithm.client, jax.random.key(0), _brief(algorithm), local, prepared)
     return jax.tree.map(np.asarray, update)
 
 
@@ -381,7 +381,7 @@ def test_what_cannot_be_run_is_refused():
 def test_one_program_for_a_sweep_over_step_sizes():
     data = clients(2)
     for step_size in (0.01, 0.02, 0.03):
-        algorithm = SFVI(model_once(), num_steps=20, step_size=step_size, optimiser=optax.adam, scout=False)
+        algorithm = SFVI(model_once(), num_steps=20, step_size=step_size, optimiser=optax.adam, initialise=False)
         cavity.run(algorithm, data, rounds=10, tolerance=0.0, rounds_per_block=10)
         if step_size == 0.01:
             before = combined.run_combined._cached._cache_size()
@@ -427,7 +427,7 @@ def test_faults():
     """Lost, late and repeated messages and crashes: each accepted reply counts once, and no local step twice."""
     data = {f"silo{j}": {"group": np.array([f"g{j}"] * 2), "y": np.array([0.3 * j, 0.1])} for j in range(3)}
     model = numpyro_model(pair, data["silo0"], unit="group", num_units="num_groups")
-    algorithm = SFVI(model, step_size=0.2, optimiser=optax.sgd, decay=False, num_samples=1, scout=False)
+    algorithm = SFVI(model, step_size=0.2, optimiser=optax.sgd, decay=False, num_samples=1, initialise=False)
     seen = check_survives_faults(algorithm, data, 12, num_steps=40, tolerance=1e-6, rest=1e-9, max_rounds=400)
     assert seen["reply accepted"] > 50
     assert seen["stored reply"] > 0

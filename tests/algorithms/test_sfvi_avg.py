@@ -25,7 +25,7 @@ def averaged(num_clients, rounds=4, **options):
         local_steps=800,
         step_size=0.05,
         num_samples=1,
-        scout=False,
+        initialise=False,
         **options,
     )
     return cavity.run(algorithm, clients(num_clients), rounds=rounds, tolerance=0.0)
@@ -65,8 +65,8 @@ def test_a_new_centre_leaves_the_density_where_it_was():
     kept = LocalFitState(LocalGaussian(make(14, 1), make(14, 1), make(14, 1, 2)), make(2))
     start = algorithm.prior.q
     moved = Globals(DenseGlobal(make(2), start.log_scale, start.below), None)
-    told = algorithm.exchange(np.uint32(0), np.uint32(3), algorithm.initial_method(1))
-    problem = algorithm.problem(ClientInput(moved, None, told), kept, data)
+    told = algorithm.server.exchange(np.uint32(0), np.uint32(3), algorithm.server.initial_state(1))
+    problem = algorithm.client.problem(ClientInput(moved, None, told), kept, data)
     z_global, z_local = make(2), make(14, 1)
     before = kept.q.log_prob(z_local, z_global - kept.centre)
     after = problem.start.own.q.log_prob(z_local, z_global - moved.q.mean)

@@ -38,7 +38,7 @@ from cavity.core.client_data import prepare_clients
 from cavity.core.messages import ClientState, Message, Reply, ServerState
 from cavity.io import serialization
 from cavity.ledger import client as client_ledger
-from cavity.simulation.drive import client_half, client_keys, name_number
+from cavity.simulation.drive import run_client, client_keys, name_number
 
 EVENTS = {
     "deliver": 60,
@@ -110,7 +110,7 @@ class World:
         self.data: dict[str, Data] = prepare_clients(algorithm.model, clients)  # pyright: ignore[reportAttributeAccessIssue]
         self.names = tuple(self.data)
         self.canonical, self.rest, self.max_rounds = canonical, rest, max_rounds
-        self.empty = ledger.to_host(algorithm.initial_entry())
+        self.empty = ledger.to_host(algorithm.server.entries.initial())
         self._numbers, self._rest = eqx.partition(algorithm, eqx.is_array)
         self._answers: dict[frozenset[str], PyTree] = {}
 
@@ -295,14 +295,14 @@ class Simulation:
             update = ledger.to_host(fitting[0].update)
             accepted.append(replace(fitting[0], update=update))
             self.books.accepted.add(outstanding)
-            self.books.entries[name] = self.algorithm.merge(self.books.entries[name], update.delta, exponent)
+            self.books.entries[name] = self.algorithm.server.entries.merge(self.books.entries[name], update.delta, exponent)
             life, local = self.kept[outstanding]
             if life == self.lives[name]:
                 self.books.local[name] = local
             self._note("reply accepted")
         if accepted and not self.has_rows:
             alone = replace(before, posterior=self.books.posterior)
-            self.books.posterior = self.algorithm.absorb(alone, accepted).posterior
+            self.books.posterior = self.algorithm.server.absorb(alone, accepted).posterior
 
     def _client_works(self, message: Message) -> None:
         name = message.client
@@ -395,7 +395,7 @@ class Simulation:
             gap = distance(row, self.books.entries[name])
             self._expect(gap <= self.tolerance, f"the row of {name!r} is {gap:.1e} from its accepted replies")
         if isinstance(self.algorithm, EntryAlgorithm):
-            expected = self.algorithm.rebuild(self.server.prior, list(rows.values()))
+            expected = self.algorithm.server.entries.rebuild(self.server.prior, list(rows.values()))
         else:
             expected = self.books.posterior
         gap = distance(self.server.posterior, expected)
@@ -412,7 +412,7 @@ class Simulation:
             rows[name] = state.entry
             if state.pending is not None and state.pending.sequence == settled.sequence:
                 delta = ledger.to_host(state.pending.update.delta)
-                rows[name] = self.algorithm.merge(state.entry, delta, settled.exponent)
+                rows[name] = self.algorithm.server.entries.merge(state.entry, delta, settled.exponent)
         return rows
 
     def _expect(self, holds: bool, otherwise: str) -> None:

@@ -205,7 +205,7 @@ def test_a_coefficient_that_is_not_needed_goes():
 
 def test_the_ledger_keeps_its_invariant():
     fit = logistic_fit(4).learn(PriorScale(), steps=1, rounds=1)
-    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))
+    rebuilt = fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))
     np.testing.assert_allclose(rebuilt.precision, fit.posterior.precision, rtol=1e-12)
     np.testing.assert_allclose(fit.server.prior.precision, fit.algorithm.model.prior.precision, rtol=1e-12)
     assert fit.server.entries.keys() == logistic_fit(4).server.entries.keys()

@@ -110,13 +110,13 @@ def add_to_a_total(algorithm, server, replies, absorb=ledger.absorb_into_entries
 
 def forget_one_row(algorithm, server, replies, absorb=ledger.absorb_into_entries):
     change = absorb(algorithm, server, replies)
-    return replace(change, posterior=algorithm.rebuild(server.prior, list(change.entries.values())[1:]))
+    return replace(change, posterior=algorithm.server.entries.rebuild(server.prior, list(change.entries.values())[1:]))
 
 
 def commit_without_settlement(algorithm, state, message):
     if state.pending is None:
         return state
-    row = algorithm.merge(state.entry, ledger.to_host(state.pending.update.delta), 1.0)
+    row = algorithm.server.entries.merge(state.entry, ledger.to_host(state.pending.update.delta), 1.0)
     return ClientState(local=state.pending.local, entry=row, settled=state.pending.sequence)
 
 
@@ -199,7 +199,7 @@ def test_a_client_that_comes_back_answers_anew():
 @VARIANTS
 def test_a_message_that_was_overtaken_is_stale(held_by_clients):
     algorithm, server = open_pair(held_by_clients=held_by_clients)
-    state = ClientState(entry=ledger.to_host(algorithm.initial_entry()) if held_by_clients else None)
+    state = ClientState(entry=ledger.to_host(algorithm.server.entries.initial()) if held_by_clients else None)
     server, (first,) = ledger.dispatch(algorithm, server, ["york"])
     server, (second,) = ledger.dispatch(algorithm, server, ["york"])  # `first` is abandoned by it
     state, reply = client_ledger.commit(
@@ -217,7 +217,7 @@ def test_a_client_that_lost_its_factor_says_so():
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     server, _ = ledger.receive(algorithm, server, [reply_to(message, 3.0)])
     _, (message,) = ledger.dispatch(algorithm, server, ["york"])
-    wiped = ClientState(entry=ledger.to_host(algorithm.initial_entry()))
+    wiped = ClientState(entry=ledger.to_host(algorithm.server.entries.initial()))
     with pytest.raises(ProtocolError, match=r"client 'york'.*accepted its reply 1.*of reply 0.*backup"):
         client_ledger.settle(algorithm, wiped, message)
 
@@ -246,7 +246,7 @@ def test_after_an_improper_withdrawal_everybody_starts_anew():
     assert outcome.accepted == {"leeds": 1.0, "york": 1.0}
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     server = ledger.withdraw(algorithm, server, "leeds")
-    assert distance(server.entries["york"], ledger.to_host(algorithm.initial_entry())) == 0.0
+    assert distance(server.entries["york"], ledger.to_host(algorithm.server.entries.initial())) == 0.0
     assert distance(server.posterior, server.prior) == 0.0
     # this change was to a row that is no more
     server, outcome = ledger.receive(algorithm, server, [reply_to(message, 7.0)])

@@ -155,7 +155,7 @@ def test_averaging_moves_by_a_clients_share_of_the_rows():
     assert 0.05 < np.abs(moved).max() <= 2 / 3 * 20 * 0.01 * 1.01  # 2/3 of at most 20 steps of Adam
     with pytest.raises(ProtocolError, match="no client may be called"):
         cavity.run(algorithm, {"(average)": clients["small"]})
-    rebuilt = algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))
+    rebuilt = algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))
     np.testing.assert_allclose(rebuilt.shared.mean, fit.posterior.shared.mean, atol=1e-9)
     with pytest.raises(CavityError, match="point=True"):
         InducingAverage(model, 30, solver=SharedDescent(optax.adam))
@@ -167,8 +167,8 @@ def test_a_factor_is_fitted_before_phi_moves():
     model = cavity.models.sparse_gp(1, num_inducing=5, form=Decoupled(6), learns_hyperparameters=False, seed=1)
     algorithm = InducingAverage(model, 12)
     data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(12), jnp.asarray(12))
-    empty = algorithm.initial_entry()
-    problem = algorithm.problem(ClientInput(algorithm.rebuild(algorithm.prior, [empty]), empty), None, data)
+    empty = algorithm.server.entries.initial()
+    problem = algorithm.client.problem(ClientInput(algorithm.server.entries.rebuild(algorithm.prior, [empty]), empty), None, data)
     solver = SharedDescent(optax.adam, 0.01, num_steps=12, point=True, still_steps=10)
     start = state = solver.init(problem)
     step = eqx.filter_jit(solver.step)
@@ -244,11 +244,11 @@ def test_the_exact_posterior_of_shared_parameters_is_a_fixed_point(auxiliary, al
     """At the exact factors the expected gradient of each client is zero; the bound is quadratic in phi, so that seven
     nodes of Gauss and Hermite give the expectation without error. Alpha weighs the KL of what is auxiliary alone."""
     rows, algorithm, exact = _normal_means(auxiliary, alpha, 10)
-    posterior = algorithm.rebuild(algorithm.prior, list(exact.values()))
+    posterior = algorithm.server.entries.rebuild(algorithm.prior, list(exact.values()))
     nodes, weights = np.polynomial.hermite_e.hermegauss(7)
     for name, y in rows.items():
         data = Data(jnp.asarray(y), jnp.ones(len(y)), jnp.asarray(len(y)))
-        problem = algorithm.problem(ClientInput(posterior, exact[name], None), None, data)
+        problem = algorithm.client.problem(ClientInput(posterior, exact[name], None), None, data)
         np.testing.assert_allclose(
             problem.cavity.shared.precision, posterior.shared.precision - exact[name].shared.precision
         )
@@ -272,7 +272,7 @@ def test_any_model_that_shares_variational_parameters(auxiliary, alpha):
     A factor to a wrong power or counted twice would change the precision by at least 40 %."""
     rows, algorithm, exact = _normal_means(auxiliary, alpha, 1500)
     fit = cavity.run(algorithm, rows, schedule=Sequential(), rounds=2)
-    posterior = algorithm.rebuild(algorithm.prior, list(exact.values()))
+    posterior = algorithm.server.entries.rebuild(algorithm.prior, list(exact.values()))
     precision = float(posterior.shared.precision[0])
     assert float(fit.posterior.shared.precision[0]) == pytest.approx(precision, rel=0.15)
     assert float(fit.posterior.shared.mean[0]) == pytest.approx(

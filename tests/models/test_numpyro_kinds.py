@@ -257,7 +257,7 @@ def test_local_latents_beside_none(plain_first):
 
 @pytest.mark.slow
 def test_how_rows_and_units_are_shared_out_does_not_matter_to_sfvi():
-    algorithm = SFVI(gaussian_model(), num_steps=30, num_samples=3, scout=False)
+    algorithm = SFVI(gaussian_model(), num_steps=30, num_samples=3, initialise=False)
     ends = [cavity.run(algorithm, gaussian_silos(n), rounds_per_block=10).posterior for n in (1, 2)]
     assert np.abs(np.asarray(ends[0].q.mean) - np.asarray(algorithm.prior.q.mean)).max() > 0.05
     for one, other in zip(*(jax.tree.leaves(end) for end in ends), strict=True):
@@ -266,7 +266,7 @@ def test_how_rows_and_units_are_shared_out_does_not_matter_to_sfvi():
 
 @pytest.mark.slow
 def test_a_block_is_the_same_as_single_exchanges():
-    algorithm = SFVI(gaussian_model(), num_steps=8, num_samples=2, scout=False)
+    algorithm = SFVI(gaussian_model(), num_steps=8, num_samples=2, initialise=False)
     single, block = (cavity.run(algorithm, gaussian_silos(), rounds_per_block=size, seed=5) for size in (1, 4))
     for one, other in zip(jax.tree.leaves(single.posterior), jax.tree.leaves(block.posterior), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)

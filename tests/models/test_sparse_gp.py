@@ -181,7 +181,7 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     fit = in_turn(model, clients, steps=200, rounds=2, alpha=0.5)
     for row in fit.server.entries.values():
         assert (np.asarray(row.shared.precision) >= 0).all()
-    rebuilt = fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))
+    rebuilt = fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))
     for mine, theirs in zip(jax.tree.leaves(rebuilt), jax.tree.leaves(fit.posterior), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
     posterior, _ = central_gp(model, X, Y, num_steps=100)
@@ -199,7 +199,7 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     was, now = (np.asarray(server.posterior.shared.mean) for server in (fit.server, without))
     rest, prior = np.asarray(without.posterior.shared.precision), fit.server.prior
     others = [row for name, row in fit.server.entries.items() if name != "client 1"]
-    back = was - np.asarray(fit.algorithm.rebuild(prior, others).shared.mean)
+    back = was - np.asarray(fit.algorithm.server.entries.rebuild(prior, others).shared.mean)
     np.testing.assert_allclose(now, was - back * np.asarray(prior.shared.precision) / rest, rtol=1e-9, atol=1e-9)
     assert np.abs(back).max() > 2 * np.abs(now - was).max()
     assert (rest < np.asarray(fit.posterior.shared.precision)).all()
@@ -347,9 +347,9 @@ def test_cost_and_memory_grow_linearly_with_pseudo_observations():
         algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam))
         x, y = np.zeros((300, 2)), np.zeros(300)
         data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(300), jnp.asarray(300))
-        empty = algorithm.initial_entry()
-        posterior = algorithm.rebuild(algorithm.prior, [empty] * num_clients)
-        problem = algorithm.problem(ClientInput(posterior, empty), None, data)
+        empty = algorithm.server.entries.initial()
+        posterior = algorithm.server.entries.rebuild(algorithm.prior, [empty] * num_clients)
+        problem = algorithm.client.problem(ClientInput(posterior, empty), None, data)
         numbers, rest = eqx.partition((problem, algorithm.solver.init(problem)), eqx.is_array)
         step = lambda key, numbers: algorithm.solver.step(key, *eqx.combine(numbers, rest)).value  # noqa: E731
         compiled = jax.jit(step).lower(jax.random.key(0), numbers).compile()

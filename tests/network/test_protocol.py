@@ -468,7 +468,7 @@ class TestStudies:
         expected = evidence.bound(pooled.algorithm, fit.server.prior, fit.posterior, [pooled.clients])
         assert fit.log_evidence == pytest.approx(expected, abs=1e-9)
         assert (
-            distance(fit.posterior, fit.algorithm.rebuild(fit.server.prior, list(fit.server.entries.values()))) == 0.0
+            distance(fit.posterior, fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))) == 0.0
         )
         again = house.run()
         assert distance(again.posterior, fit.posterior) == 0.0
@@ -734,7 +734,7 @@ def check_invariant(directory, study):
     state, _ = RunDirectory(directory).read()
     server, algorithm = state["server"], state["algorithm"]
     assert is_proper(server.posterior)
-    assert distance(server.posterior, algorithm.rebuild(server.prior, list(server.entries.values()))) < 1e-9
+    assert distance(server.posterior, algorithm.server.entries.rebuild(server.prior, list(server.entries.values()))) < 1e-9
 
 
 BAD = Faults(drop=0.1, repeat=0.15, delay=0.1, garble=0.05, lost=0.005, client_crash=0.05, absent=0.05)

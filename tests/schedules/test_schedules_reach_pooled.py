@@ -136,7 +136,7 @@ def test_every_schedule_reaches_the_pooled_optimum(schedule, damping, seconds):
     algorithm = PVI(MODEL, damping=damping)
 
     def rebuilt(record, server):
-        again = algorithm.rebuild(server.prior, list(server.entries.values()))
+        again = algorithm.server.entries.rebuild(server.prior, list(server.entries.values()))
         for mine, theirs in zip(jax.tree.leaves(server.posterior), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(mine, theirs)
 

@@ -314,7 +314,7 @@ def test_a_sweep_compiles_once(run, sweep):
     counts = []
     for solver in SWEEPS[sweep]:
         algorithm = PVI(model, solver=solver)
-        inputs = drive.ClientInput(algorithm.prior, algorithm.initial_entry())
+        inputs = drive.ClientInput(algorithm.prior, algorithm.server.entries.initial())
         inputs, stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (inputs, data))
         run(algorithm, drive.Work(jax.random.split(jax.random.key(0), 1), inputs, None, stacked), None)
         counts.append(len(calls))

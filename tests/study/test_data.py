@@ -215,6 +215,6 @@ def test_what_is_sent_is_told_as_it_is():
     assert "2 arrays (7 + 49 numbers): precision_mean [7], precision [7, 7]" in str(each_round)
     assert (each_round.num_numbers, each_round.num_bytes) == (60, 480)
     algorithm = study_algorithm(trial(), Scaling())
-    assert algorithm.initial_entry().precision.shape == (7, 7)
+    assert algorithm.server.entries.initial().precision.shape == (7, 7)
     diagonal = parse_study(TRIAL + '[algorithm]\nfamily = "diagonal"\n')
     assert "(7 + 7 numbers)" in str(shipments(diagonal)[-1])

@@ -15,7 +15,7 @@ from cavity.core import Data
 from cavity.core.messages import ClientInput
 from cavity.divergences import Renyi
 from cavity.models import mlp_classifier, normal_location
-from cavity.simulation.drive import client_half
+from cavity.simulation.drive import run_client
 from cavity.solvers import Gradient
 from cavity.solvers.start import Tight
 from cavity_experiments.core_speed import Contestant, best_of, judge, shared_out
@@ -63,8 +63,8 @@ def _score_matching(journal: Journal, *, quick: bool, seed: int) -> None:
     model = normal_location(dimension)
     method = FedGVI(model, losses.ScoreMatching(losses.SquaredExponential(2.0)))
     data = jax.tree.map(jnp.asarray, Data(rows, np.ones(num_rows), np.asarray(num_rows)))
-    inputs = jax.tree.map(jnp.asarray, ClientInput(model.prior, method.initial_entry()))
-    update = eqx.filter_jit(lambda inputs, data: client_half(method, jax.random.key(0), inputs, None, data)[0])
+    inputs = jax.tree.map(jnp.asarray, ClientInput(model.prior, method.server.entries.initial()))
+    update = eqx.filter_jit(lambda inputs, data: run_client(method.client, jax.random.key(0), inputs, None, data)[0])
     by_xla = jax.jit(lambda x: jnp.sum(x * x))
     flat = rows.ravel()
     seconds = best_of(

@@ -160,11 +160,11 @@ def methods() -> dict[str, PVI]:
 @eqx.filter_jit
 def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array, "draws rounds d"]:
     """After each synchronous round, of all draws in one program: the local engine's rounds, side by side."""
-    empty = algorithm.initial_entry()
+    empty = algorithm.server.entries.initial()
     start = Ledger(
         posterior=algorithm.prior,
         entries=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty),
-        method=algorithm.initial_method(2),
+        method=algorithm.server.initial_state(2),
         version=jnp.uint32(0),
         sequences=jnp.zeros(2, jnp.uint32),
     )

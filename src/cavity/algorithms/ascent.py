@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from cavity.core.fields import as_count, as_number, require
+from cavity.core.types import Leaf
 from cavity.errors import CavityError
+
+MakeOptimiser = Callable[[jax.Array], optax.GradientTransformation]  # from a step size, such as optax.adam
 
 
 class AscentState(eqx.Module):
     """Steps taken, and the leaves of the optimiser's own state."""
 
-    count: Int[Any, ""]
-    leaves: tuple[Any, ...]
+    count: Int[Leaf, ""]
+    leaves: tuple[PyTree, ...]
 
 
 class Axes(eqx.Module):
@@ -46,7 +49,7 @@ class Ascent(eqx.Module):
         num_steps: when it has fallen to nothing; None never lets it fall.
     """
 
-    optimiser: Callable[[Any], Any] = eqx.field(static=True)
+    optimiser: MakeOptimiser = eqx.field(static=True)
     step_size: Float[Array, ""] = eqx.field(converter=as_number)
     num_steps: Int[Array, ""] | None = eqx.field(converter=lambda n: None if n is None else as_count(n), default=None)
 
@@ -63,7 +66,12 @@ class Ascent(eqx.Module):
         return AscentState(jnp.asarray(0, jnp.int32), tuple(jax.tree.leaves(state)))
 
     def step(
-        self, parameters: PyTree, state: AscentState, gradient: PyTree, axes: Axes | None = None, scale: Any = 1.0
+        self,
+        parameters: PyTree,
+        state: AscentState,
+        gradient: PyTree,
+        axes: Axes | None = None,
+        scale: float | Leaf = 1.0,
     ) -> tuple[PyTree, AscentState]:
         """The parameters after one step up the gradient, in the precision of the parameters; along `axes` if given.
 

@@ -15,15 +15,15 @@ weighted once more by the sample's share w_k. The way over Z_uk to Z_G is not: Z
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, LatentModel
 from cavity.core.random import normal_of
+from cavity.core.types import Leaf
 from cavity.distributions.structured import GlobalGaussian, LocalGaussian
 
 
@@ -59,7 +59,7 @@ def client_gradient(
     local_noise: Float[Array, "s k u l"],
     data: Data,
     key: PRNGKeyArray,
-    joint_scale: Any = None,
+    joint_scale: Leaf | None = None,
 ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
     """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws.
 
@@ -89,7 +89,7 @@ def _one_draw(
     local_noise: Float[Array, "k u l"],
     data: Data,
     key: PRNGKeyArray,
-    joint_scale: Any,
+    joint_scale: Leaf | None,
 ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
     assert data.units is not None
     centre, fixed = shared.q.mean, jax.lax.stop_gradient(local)
@@ -101,7 +101,7 @@ def _one_draw(
     def log_weights(theta: PyTree, z_global: Array, z_local: Array) -> Float[Array, "k u"]:
         joint = jax.vmap(lambda z: model.log_joint(theta, z_global, z, data, key))(z_local)
         joint = joint.astype(z_global.dtype)  # a model in double precision beside latents in single
-        joint = joint if joint_scale is None else joint_scale * joint
+        joint = joint if joint_scale is None else jnp.asarray(joint_scale) * joint
         return joint - fixed.log_prob(z_local, z_global - centre)
 
     log_w, back = jax.vjp(log_weights, shared.theta, z_global, z_local)
@@ -117,7 +117,9 @@ def _one_draw(
     return value, Globals(to_q, to_theta), local_gradient
 
 
-def unit_noise(key: PRNGKeyArray, exchange: Any, units: Data, shape: tuple[int, int, int], dtype: Any) -> Array:
+def unit_noise(
+    key: PRNGKeyArray, exchange: PRNGKeyArray, units: Data, shape: tuple[int, int, int], dtype: DTypeLike
+) -> Array:
     """Noise [draws, samples, units, latents] that belongs to the units.
 
     A unit with a label has the same noise at whatever silo it is: from the exchange's key and its label. Units without

@@ -1,9 +1,9 @@
-"""What a client takes out of the posterior before it refits: the deletion step, and what kin of PVI do in its place.
+"""What a client removes from the posterior before it refits: the deletion step, and the choices of related methods.
 
-    cavity = posterior / taken_out
+    cavity = posterior / removed
     delta  = (tilted / cavity) / replaced
 
-| method | taken out, and replaced | here |
+| method | removed, and replaced | here |
 | --- | --- | --- |
 | PVI, EP | the own factor | `OwnFactor` |
 | VCL, streaming VB | nothing: data that are visited twice count twice | `Nothing` |
@@ -12,35 +12,35 @@
 | BCM (split) | everything, and all of the prior but the client's share; the own factor is replaced | `AllButShare` |
 | FedPA | everything, and all of the prior (a flat cavity); the own factor is replaced | `WholePosterior` |
 
-Where the same is taken out and replaced, delta is tilted / posterior. In every case the server's ledger has prior times
-rows as its posterior; but only with `OwnFactor`, `AllButShare` and `WholePosterior` is a row what its client's data
-say, and withdrawing it exact.
+Where the same is removed and replaced, delta is tilted / posterior. In every case the posterior is the prior times the
+entries of the ledger; but only with `OwnFactor`, `AllButShare` and `WholePosterior` does an entry hold exactly what its
+client's data contribute, so that withdrawing it is exact.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from cavity.core import Data, Loss
+from cavity.core import Data, Distribution, Loss
 from cavity.core.fields import as_number, require
 from cavity.core.messages import ClientInput
+from cavity.core.types import Leaf
 from cavity.losses.tempered import Tempered
 
 
 class Removal(eqx.Module):
-    """A choice of the deletion step."""
+    """What a client removes from the posterior before it refits."""
 
     @abc.abstractmethod
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         """What is left of the posterior, in whose context the client refits."""
 
-    def delta(self, inputs: ClientInput, cavity: Any, tilted: Any) -> Any:
+    def delta(self, inputs: ClientInput, cavity: Distribution, tilted: Distribution) -> Distribution:
         """The client's change of the posterior."""
         return tilted / inputs.posterior
 
@@ -52,14 +52,14 @@ class Removal(eqx.Module):
 class OwnFactor(Removal):
     """The client's own factor: PVI."""
 
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return inputs.posterior / inputs.entry
 
 
 class Nothing(Removal):
     """The posterior so far is the prior of the next client (PVI, eq. 5): one pass is VCL, many are streaming VB."""
 
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return inputs.posterior
 
 
@@ -78,7 +78,7 @@ class AverageFactor(Removal):
     def __check_init__(self) -> None:
         require(self.num_clients, lambda count: count >= 1, "the average needs the number of clients, at least 1")
 
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return inputs.posterior / _of_total(inputs.posterior / prior, 1.0, self.num_clients)
 
 
@@ -107,7 +107,7 @@ class Everything(_KnowsAllRows):
 
     num_rows: Float[Array, ""] = eqx.field(converter=as_number)
 
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return prior
 
     def loss(self, loss: Loss, data: Data) -> Loss:
@@ -120,10 +120,10 @@ class AllButShare(_KnowsAllRows):
 
     num_rows: Float[Array, ""] = eqx.field(converter=as_number)
 
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return _of_total(prior, jnp.sum(jnp.asarray(data.weight)), self.num_rows)
 
-    def delta(self, inputs: ClientInput, cavity: Any, tilted: Any) -> Any:
+    def delta(self, inputs: ClientInput, cavity: Distribution, tilted: Distribution) -> Distribution:
         return tilted / cavity / inputs.entry
 
 
@@ -133,13 +133,13 @@ class WholePosterior(Removal):
     A second round changes nothing but for noise in the solver. From a flat prior it is EP's first round.
     """
 
-    def cavity(self, inputs: ClientInput, prior: Any, data: Data) -> Any:
+    def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return inputs.posterior**0.0
 
-    def delta(self, inputs: ClientInput, cavity: Any, tilted: Any) -> Any:
+    def delta(self, inputs: ClientInput, cavity: Distribution, tilted: Distribution) -> Distribution:
         return tilted / inputs.entry
 
 
-def _of_total(q: Any, part: Any, total: Float[Array, ""]) -> Any:
+def _of_total(q: Distribution, part: float | Leaf, total: Float[Array, ""]) -> Distribution:
     """Q ** (part / total), in the precision of q."""
     return jax.tree.map(lambda eta: (part / total).astype(eta.dtype) * eta, q)

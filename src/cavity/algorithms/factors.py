@@ -1,53 +1,64 @@
-"""One exchange of a method with a factor per client: what PVI and its generalisations share.
+"""Methods with one factor per client: what PVI and its generalisations share.
 
     cavity = posterior / factor
     tilted = argmin over q of E_q[loss on my data] + divergence(q : cavity)
     delta  = tilted / posterior
     factor = factor * delta ** exponent
 
-What is taken out may be something else than the factor; `taken_out` has the choices.
+Something else than the own factor may be removed; `cavities` has the choices.
 
 Some losses and divergences need a proper cavity: a bounded loss cannot hold q against an improper one, score matching
-looks at its mean, the reverse KL divergence is infinite. There only so much of the own factor is taken out as leaves
-the cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
-taken out. A cavity among factors of non-negative precision has at least the prior's and is never touched by this; fixed
-points whose cavities have half of it are not moved.
+looks at its mean, the reverse KL divergence is infinite. Then only so much of the own factor is removed as leaves the
+cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
+removed. A cavity among factors of non-negative precision has at least the prior's precision and is never affected;
+fixed points whose cavities have half of it are not moved.
 
 The prior may be improper (`prior ** 0` is flat), with a solver that starts anywhere. Before the first round the
-posterior is then improper too, and the residual of whoever answers it infinite.
+posterior is then improper too, and the gap of whoever answers it is infinite.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
+from cavity.aggregation.entries import EntryConvergence, EntryServer
+from cavity.aggregation.propriety import HALVINGS_ALONE
 from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.core import (
+    Algorithm,
+    ClientPart,
+    Convergence,
+    Damping,
     Data,
+    Declaration,
+    Distribution,
     Divergence,
-    EntryAlgorithm,
+    Entries,
     Loss,
     Model,
     MultipleOfKL,
     Problem,
     ReportedModel,
+    ServerPart,
     Solution,
     Solver,
 )
-from cavity.core.messages import ClientInput, ClientUpdate, Report
+from cavity.core.messages import ClientInput, ClientUpdate, Report, Stacked
+from cavity.core.types import Leaf
+from cavity.distributions.natural import product
 from cavity.errors import UnsuitableError
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
-def is_improper(prior: Any) -> bool:
+def is_improper(prior: Distribution) -> bool:
     """Whether the prior is known to be improper; a traced one is not looked at."""
     proper = prior.is_proper
     return not isinstance(proper, Tracer) and not proper
@@ -70,56 +81,98 @@ def check_parts(model: Model, loss: Loss, divergence: Divergence, solver: Solver
         )
 
 
-class FactorAlgorithm(EntryAlgorithm):
-    """Both halves but the server's product, which is left to the method."""
+class Factors(Entries):
+    """One factor per client; the posterior is the prior times the factors.
 
-    loss: eqx.AbstractVar[Loss]
-    divergence: eqx.AbstractVar[Divergence]
-    removed: eqx.AbstractVar[Removal]
+    Attributes:
+        prior: whose power 0 is the unit factor.
+    """
 
-    @property
-    @abc.abstractmethod
-    def is_product(self) -> bool:
-        """Whether the posterior is the prior times the factors."""
+    prior: Distribution
 
-    @property
-    def prior(self) -> Any:
-        return self.model.prior
-
-    @property
-    def owned(self) -> frozenset[str]:
-        return frozenset(self.model.server_entries())
-
-    def initial_entry(self) -> Any:
+    def initial(self) -> Distribution:
         return self.prior**0.0  # t_m = 1
 
-    def initial_local(self, data: Data) -> PyTree:
-        return None
+    def merge(self, entry: Distribution, delta: Distribution, exponent: float | Leaf) -> Distribution:
+        return entry * delta**exponent
+
+    def rebuild(self, prior: Distribution, entries: Sequence[Distribution] | Stacked) -> Distribution:
+        return prior * product(entries) if entries else prior
+
+
+class Density(eqx.Module):
+    """Which density the posterior approximates, and by how much a log likelihood in model units is off.
+
+    Attributes:
+        model: prior and likelihood.
+        loss: of the clients.
+        divergence: of the clients.
+        is_product: whether the posterior is the prior times the factors.
+    """
+
+    model: Model
+    loss: Loss
+    divergence: Divergence
+    is_product: bool = eqx.field(static=True)
+
+    def weight(self, loss: Loss) -> Float[Array, ""] | float | None:
+        """The posterior stands for prior * exp(-sum of losses / weight); None where it stands for something else.
+
+        A fixed point is then the closest member to that density, in KL(q : . ). Not so where a divergence is not a
+        multiple of KL, the posterior not a product, or the loss looks at the cavity, so that it becomes another one in
+        its context: `loss` is the loss as a client sees it.
+        """
+        plain = self.is_product and loss is self.loss
+        return self.divergence.weight if plain and isinstance(self.divergence, MultipleOfKL) else None
+
+    @property
+    def likelihood_power(self) -> Float[Array, ""] | float | None:
+        """The posterior stands for prior * likelihood ** power; None where it stands for something else."""
+        power, weight = self.loss.likelihood_power, self.weight(self.loss)
+        return None if power is None or weight is None else power / weight
+
+    def log_units(self, data: Data) -> Float[Array, ""] | float:
+        """By how much the log likelihood of these rows is too large, where the model computes in its own units."""
+        if not isinstance(self.model, ReportedModel) or self.likelihood_power is None:
+            return 0.0
+        weight = jnp.asarray(data.weight)
+        power = jnp.asarray(self.likelihood_power, weight.dtype)
+        return power * self.model.log_outcome_scale * jnp.sum(weight)
+
+
+class FactorClient(ClientPart):
+    """The client part of PVI and its generalisations.
+
+    Attributes:
+        solver: finds the tilted distribution.
+        density: model, loss and divergence.
+        removed: what is removed from the posterior before the client refits.
+    """
+
+    solver: Solver
+    density: Density
+    removed: Removal
 
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
-        cavity = self._cavity(inputs, data)
-        loss, rows = self.removed.loss(self.loss, data).in_context(self.model, cavity, data)
-        return Problem(self.model, loss, self.divergence, cavity, inputs.posterior, rows)
+        model, cavity = self.density.model, self._cavity(inputs, data)
+        loss, rows = self.removed.loss(self.density.loss, data).in_context(model, cavity, data)
+        return Problem(model, loss, self.density.divergence, cavity, inputs.posterior, rows)
 
     @property
-    def halvings_alone(self) -> int:
-        """Posterior times delta is the tilted distribution, which is proper but for rounding: hardly any."""
-        plain = isinstance(self.removed, OwnFactor) and not self._keeps_cavity_proper
-        return HALVINGS_OF_TILTED if plain else super().halvings_alone
+    def keeps_cavity_proper(self) -> bool:
+        """Whether the loss or the divergence needs a proper cavity."""
+        return self.density.loss.needs_proper_cavity or self.density.divergence.needs_proper_cavity
 
-    @property
-    def _keeps_cavity_proper(self) -> bool:
-        return self.loss.needs_proper_cavity or self.divergence.needs_proper_cavity
-
-    def _cavity(self, inputs: ClientInput, data: Data) -> Any:
-        if self._keeps_cavity_proper:
-            return inputs.posterior.without(inputs.entry, self.prior**KEPT)
-        return self.removed.cavity(inputs, self.prior, data)
+    def _cavity(self, inputs: ClientInput, data: Data) -> Distribution:
+        prior = self.density.model.prior
+        if self.keeps_cavity_proper:
+            return inputs.posterior.without(inputs.entry, prior**KEPT)
+        return self.removed.cavity(inputs, prior, data)
 
     def update(
         self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
     ) -> tuple[ClientUpdate, PyTree]:
-        if self._keeps_cavity_proper:
+        if self.keeps_cavity_proper:
             delta = solution.tilted / problem.cavity / inputs.entry
         else:
             delta = self.removed.delta(inputs, problem.cavity, solution.tilted)
@@ -133,47 +186,85 @@ class FactorAlgorithm(EntryAlgorithm):
 
     def _free_energy(self, inputs: ClientInput, problem: Problem, solution: Solution) -> Float[Array, ""]:
         """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised."""
-        divergence, expected = self.divergence, solution.expected_loss
-        if not (self._stands_for_density(problem.loss) and isinstance(divergence, MultipleOfKL)):
+        expected, weight = solution.expected_loss, self.density.weight(problem.loss)
+        if weight is None:
             return jnp.full_like(expected, jnp.nan)
-        found = -expected / jnp.asarray(divergence.weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
-        return found - self.log_units(problem.data)
+        found = -expected / jnp.asarray(weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
+        return found - self.density.log_units(problem.data)
 
-    def log_units(self, data: Data) -> Any:
-        """What the log likelihood of these rows is too large by, where the model computes in units of its own."""
-        if not isinstance(self.model, ReportedModel) or self.likelihood_power is None:
-            return 0.0
-        weight = jnp.asarray(data.weight)
-        power = jnp.asarray(self.likelihood_power, weight.dtype)
-        return power * self.model.log_outcome_scale * jnp.sum(weight)
 
-    def _stands_for_density(self, seen: Loss) -> bool:
-        """Whether a fixed point is the closest member to prior * exp(-sum of losses / weight), in KL(q : . ).
+class FactorAlgorithm(Algorithm):
+    """A method with one factor per client; what the server makes of prior and factors is left to the method."""
 
-        Not so where a divergence is not a multiple of KL, the posterior not a product, or the loss looks at the cavity,
-        so that it is another one when it is `seen` from there.
-        """
-        return self.is_product and isinstance(self.divergence, MultipleOfKL) and seen is self.loss
+    model: eqx.AbstractVar[Model]
+    solver: eqx.AbstractVar[Solver]
+    damping: eqx.AbstractVar[Damping]
+    loss: eqx.AbstractVar[Loss]
+    divergence: eqx.AbstractVar[Divergence]
+    removed: eqx.AbstractVar[Removal]
 
     @property
-    def likelihood_power(self) -> Any:
+    @abc.abstractmethod
+    def entries(self) -> Entries:
+        """The factors, and the posterior as a function of prior and factors."""
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the posterior is the prior times the factors."""
+        return True
+
+    @property
+    def prior(self) -> Distribution:
+        return self.model.prior
+
+    @property
+    def density(self) -> Density:
+        """Which density the posterior approximates."""
+        return Density(self.model, self.loss, self.divergence, self.is_product)
+
+    @property
+    def client(self) -> ClientPart:
+        return self._factor_client
+
+    @property
+    def _factor_client(self) -> FactorClient:
+        return FactorClient(self.solver, self.density, self.removed)
+
+    @property
+    def server(self) -> ServerPart:
+        return EntryServer(self.entries, self.damping, self.halvings_alone)
+
+    @property
+    def halvings_alone(self) -> int:
+        """Posterior times delta is the tilted distribution, which is proper up to rounding: hardly any are needed."""
+        plain = isinstance(self.removed, OwnFactor) and not self._factor_client.keeps_cavity_proper
+        return HALVINGS_OF_TILTED if plain else HALVINGS_ALONE
+
+    @property
+    def declaration(self) -> Declaration:
+        return Declaration(self.prior**0.0)
+
+    @property
+    def convergence(self) -> Convergence:
+        return EntryConvergence()
+
+    @property
+    def likelihood_power(self) -> Float[Array, ""] | float | None:
         """The posterior stands for prior * likelihood ** power; None where it stands for something else."""
-        power, divergence = self.loss.likelihood_power, self.divergence
-        if power is None or not (self._stands_for_density(self.loss) and isinstance(divergence, MultipleOfKL)):
-            return None
-        return power / divergence.weight
+        return self.density.likelihood_power
+
+    def log_units(self, data: Data) -> Float[Array, ""] | float:
+        """By how much the log likelihood of these rows is too large, where the model computes in its own units."""
+        return self.density.log_units(data)
 
     def log_likelihood(self, theta: PyTree, data: Data) -> Float[Array, ""]:
-        divergence = self.divergence
         seen, _ = self.loss.in_context(self.model, self.prior, data)
-        if not (self._stands_for_density(seen) and isinstance(divergence, MultipleOfKL)):
+        weight = self.density.weight(seen)
+        if weight is None:
             raise UnsuitableError(
-                f"with {type(self.loss).__name__}, {type(divergence).__name__} and the server's divergence there is no "
-                "one density that the posterior stands for, so that it has no importance weights; they are for losses "
-                "that do not look at the cavity, multiples of KL at the clients and KL at the server"
+                f"with {type(self.loss).__name__}, {type(self.divergence).__name__} and the server's divergence there "
+                "is no one density that the posterior stands for, so that it has no importance weights; they are for "
+                "losses that do not look at the cavity, multiples of KL at the clients and KL at the server"
             )
         loss = self.loss.total(self.model, theta, data)
-        return -loss / jnp.asarray(divergence.weight, loss.dtype) - self.log_units(data)
-
-    def merge(self, row: Any, delta: Any, exponent: Any) -> Any:
-        return row * delta**exponent
+        return -loss / jnp.asarray(weight, loss.dtype) - self.log_units(data)

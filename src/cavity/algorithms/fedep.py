@@ -2,24 +2,23 @@
 
 | paper | here |
 | --- | --- |
-| q_global | `brief.posterior` |
-| q_k | `brief.row.factor` |
+| q_global | `inputs.posterior` |
+| q_k | `inputs.entry.factor` |
 | q_-k = q_global / q_k | `cavity` |
 | tilted inference (section 2.2.2) | a solver: `SGMCMC` with spreads I, M, L, V; `PowerEP`, `MomentMatching` |
 | delta q_k | `delta` |
 | optim(delta eta) (section 2.2.3) | `optimiser`, on natural parameters |
 
-An optimiser on deltas acts per row by default, with its memory in the row, so that the posterior stays the prior times
-the factors. The paper has one at the server too, on the mean of a round's deltas, and with it the product of factors is
-no longer the posterior; `server_optimiser` does that, and what the product lacks is a row of the server's own. A client
-that leaves then takes its factor with it, but not what the server's optimiser remembers of it.
+An optimiser on deltas acts per entry by default, with its memory in the entry, so that the posterior stays the prior
+times the factors. The paper has one at the server too, on the mean of a round's deltas, and with it the product of
+factors is no longer the posterior; `server_optimiser` does that, and the difference is an entry of the server's own. A
+client that leaves then takes its factor with it, but not what the server's optimiser remembers of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -27,35 +26,178 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from cavity import ledger
 from cavity.aggregation.damping import Fixed
-from cavity.algorithms.ascent import Ascent
+from cavity.aggregation.entries import IMPROPER_ALONE, EntryServer, without
+from cavity.aggregation.propriety import HALVINGS_ALONE, MAX_HALVINGS, proper_scale
+from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.cavities import OwnFactor, Removal
-from cavity.algorithms.factors import FactorAlgorithm, check_parts
-from cavity.core import Damping, Data, Divergence, LatentModel, Loss, Model, Problem, Solution, Solver
-from cavity.core.messages import ClientInput, ClientUpdate, Reply, ServerState, Stacked
+from cavity.algorithms.factors import FactorAlgorithm, FactorClient, check_parts
+from cavity.core import (
+    ClientPart,
+    Damping,
+    Data,
+    Distribution,
+    Divergence,
+    Entries,
+    LatentModel,
+    Loss,
+    Model,
+    Problem,
+    ServerPart,
+    Solution,
+    Solver,
+)
+from cavity.core.host import is_proper, to_host
+from cavity.core.messages import Change, ClientInput, ClientUpdate, Reply, ServerState, Stacked
+from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian
+from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
-from cavity.errors import UnsuitableError
+from cavity.errors import ProtocolError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.models.numpyro.globals_only import as_rows
 
-REMAINDER = "(optimiser)"  # the row of what the server's optimiser adds to the factors
+REMAINDER = "(optimiser)"  # the entry of what the server's optimiser adds to the factors
 
 
 class Entry(eqx.Module):
     """A client's factor, and what its optimiser remembers."""
 
-    factor: Any
+    factor: Distribution
     memory: PyTree
 
 
-class Servers(eqx.Module):
+class OptimiserState(eqx.Module):
     """The method's own state, where the server has an optimiser."""
 
     damping: PyTree
     memory: PyTree
+
+
+class OptimisedFactors(Entries):
+    """One factor per client, each with the memory of an optimiser that acts on its deltas.
+
+    Attributes:
+        prior: whose power 0 is the unit factor.
+        optimiser: of each entry; None multiplies.
+    """
+
+    prior: Distribution
+    optimiser: Ascent | None
+
+    def initial(self) -> Entry:
+        return self.entry_of(self.prior**0.0)
+
+    def entry_of(self, factor: Distribution) -> Entry:
+        """A factor whose optimiser has seen nothing yet."""
+        return Entry(factor, () if self.optimiser is None else self.optimiser.init(factor))
+
+    def merge(self, entry: Entry, delta: Distribution, exponent: float | Leaf) -> Entry:
+        if self.optimiser is None:
+            return Entry(entry.factor * delta**exponent, entry.memory)
+        moved, memory = _step(self.optimiser, entry.factor, entry.memory, delta)
+        return Entry(entry.factor * (moved / entry.factor) ** exponent, memory)
+
+    def rebuild(self, prior: Distribution, entries: Sequence[Entry] | Stacked) -> Distribution:
+        if not entries:
+            return prior
+        stacked = isinstance(entries, Stacked)
+        return prior * product(Stacked(entries.tree.factor) if stacked else [entry.factor for entry in entries])
+
+    def joint(self) -> Entry:
+        if self.optimiser is not None:
+            raise ProtocolError(
+                "entries that hold an optimiser's memory cannot be kept by the clients; let the server hold them"
+            )
+        return self.initial()
+
+
+class EntryFactorClient(ClientPart):
+    """The client part of PVI on the factor of its entry."""
+
+    solver: Solver
+    inner: FactorClient
+
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
+        return self.inner.problem(replace(inputs, entry=inputs.entry.factor), local, data)
+
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
+    ) -> tuple[ClientUpdate, PyTree]:
+        return self.inner.update(replace(inputs, entry=inputs.entry.factor), local, problem, solution)
+
+
+class OptimisedServer(ServerPart):
+    """An optimiser on the mean of a round's deltas; the rest between its posterior and the product is an entry.
+
+    Attributes:
+        entries: the clients' factors, and the difference.
+        damping: of the clients' factors.
+        optimiser: of the server.
+        prior: of the posterior's family.
+    """
+
+    entries: ServerHeld
+    damping: Damping
+    optimiser: Ascent
+    prior: Distribution
+
+    def initial_state(self, num_clients: int) -> OptimiserState:
+        return OptimiserState(self.damping.init(), self.optimiser.init(self.prior))
+
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> Change:
+        replies = [replace(reply, update=to_host(reply.update)) for reply in replies]
+        posterior, memory, scale = self._moved(server, replies, MAX_HALVINGS)
+        if scale < 1 and len(replies) > 1:
+            bad = [reply.client for reply in replies if not self._moved(server, [reply], HALVINGS_ALONE)[2]]
+            if bad:
+                reasons = dict.fromkeys(bad, IMPROPER_ALONE)
+                return without(reasons, server, replies, lambda others: self.absorb(server, others))
+        if not scale:
+            refused = dict.fromkeys((reply.client for reply in replies), 0.0)
+            return Change(server.posterior, server.entries, server.method, refused)
+        entries, part = dict(server.entries), self.entries
+        for reply in replies:
+            entries[reply.client] = part.merge(entries[reply.client], reply.update.delta, 1.0)
+        entries.pop(REMAINDER, None)
+        entries[REMAINDER] = Entry(posterior / part.rebuild(server.prior, list(entries.values())), ())
+        exponents = dict.fromkeys((reply.client for reply in replies), scale)
+        return Change(posterior, entries, OptimiserState(server.method.damping, memory), exponents)
+
+    def _moved(
+        self, server: ServerState, replies: Sequence[Reply], most: int
+    ) -> tuple[Distribution, AscentState, float]:
+        """The optimiser's step, halved until it is proper: where it ends, its memory, and the share taken; else 0."""
+        mean = product([reply.update.delta for reply in replies]) ** (1.0 / len(replies))
+        moved, memory = _step(self.optimiser, server.posterior, server.method.memory, mean)
+
+        def at(scale: float | Leaf) -> Distribution:
+            return moved if scale == 1.0 else server.posterior * (moved / server.posterior) ** scale
+
+        scale = float(proper_scale(lambda scale: is_proper(at(scale)), most))
+        return (at(scale) if scale else server.posterior), memory, scale
+
+
+class ServerHeld(Entries):
+    """Entries that only the server can hold."""
+
+    inner: Entries
+
+    def initial(self) -> PyTree:
+        return self.inner.initial()
+
+    def merge(self, entry: PyTree, delta: PyTree, exponent: float | Leaf) -> PyTree:
+        return self.inner.merge(entry, delta, exponent)
+
+    def rebuild(self, prior: PyTree, entries: Sequence[PyTree] | Stacked) -> PyTree:
+        return self.inner.rebuild(prior, entries)
+
+    def joint(self) -> PyTree:
+        raise ProtocolError(
+            "with a server's optimiser, whose memory is an entry too, the clients cannot keep the entries; let the "
+            "server hold them"
+        )
 
 
 class FedEP(FactorAlgorithm):
@@ -72,8 +214,6 @@ class FedEP(FactorAlgorithm):
         server_optimiser: of the mean of a round's deltas; None keeps the posterior the product of its rows.
     """
 
-    reserved_names: ClassVar[frozenset[str]] = frozenset({REMAINDER})
-
     model: Model
     solver: Solver
     damping: Damping
@@ -88,9 +228,9 @@ class FedEP(FactorAlgorithm):
         model: Model | LatentModel,
         *,
         solver: Solver | None = None,
-        optimiser: Callable[[Any], Any] | None = None,
+        optimiser: MakeOptimiser | None = None,
         step_size: float = 1.0,
-        server_optimiser: Callable[[Any], Any] | None = None,
+        server_optimiser: MakeOptimiser | None = None,
         server_step_size: float = 1.0,
         damping: Damping | None = None,
         removed: Removal | None = None,
@@ -119,85 +259,22 @@ class FedEP(FactorAlgorithm):
         check_parts(model, self.loss, self.divergence, self.solver)
 
     @property
-    def is_product(self) -> bool:
-        return True
+    def entries(self) -> OptimisedFactors:
+        return OptimisedFactors(self.prior, self.optimiser)
 
     @property
-    def entries_multiply(self) -> bool:
-        return self.optimiser is None and self.server_optimiser is None
+    def client(self) -> ClientPart:
+        return EntryFactorClient(self.solver, self._factor_client)
 
     @property
-    def in_blocks(self) -> bool:
-        return self.server_optimiser is None
+    def server(self) -> ServerPart:
+        if self.server_optimiser is None:
+            return EntryServer(self.entries, self.damping, self.halvings_alone)
+        return OptimisedServer(ServerHeld(self.entries), self.damping, self.server_optimiser, self.prior)
 
     @property
     def halvings_alone(self) -> int:
-        return super().halvings_alone if self.optimiser is None else ledger.HALVINGS_ALONE
-
-    def initial_entry(self) -> Entry:
-        return self.entry_of(self.prior**0.0)
-
-    def entry_of(self, factor: Any) -> Entry:
-        """A factor whose optimiser has seen nothing yet."""
-        return Entry(factor, () if self.optimiser is None else self.optimiser.init(factor))
-
-    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
-        return super().problem(_factor_of(inputs), local, data)
-
-    def update(
-        self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
-    ) -> tuple[ClientUpdate, PyTree]:
-        return super().update(_factor_of(inputs), local, problem, solution)
-
-    def merge(self, row: Entry, delta: Any, exponent: Any) -> Entry:
-        if self.optimiser is None:
-            return Entry(row.factor * delta**exponent, row.memory)
-        moved, memory = _step(self.optimiser, row.factor, row.memory, delta)
-        return Entry(row.factor * (moved / row.factor) ** exponent, memory)
-
-    def rebuild(self, prior: Any, rows: Sequence[Entry] | Stacked) -> Any:
-        if not rows:
-            return prior
-        return prior * product(Stacked(rows.tree.factor) if isinstance(rows, Stacked) else [r.factor for r in rows])
-
-    def initial_method(self, num_clients: int) -> PyTree:
-        if self.server_optimiser is None:
-            return super().initial_method(num_clients)
-        return Servers(self.damping.init(), self.server_optimiser.init(self.prior))
-
-    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        """With a server's optimiser, the rest between its posterior and the product of the rows is a row of its own."""
-        if self.server_optimiser is None:
-            return super().absorb(server, replies)
-        rows = dict(server.entries)
-        for reply in replies:
-            rows[reply.client] = self.merge(rows[reply.client], reply.update.delta, 1.0)
-        posterior, memory, exponent = self._moved(server, replies, ledger.MAX_HALVINGS)
-        if exponent < 1 and len(replies) > 1:
-            bad = [reply.client for reply in replies if not self._moved(server, [reply], ledger.HALVINGS_ALONE)[2]]
-            if bad:
-                reasons = dict.fromkeys(bad, "its change alone makes the posterior improper")
-                return ledger.without(reasons, server, replies, lambda others: self.absorb(server, others))
-        if not exponent:
-            refused = dict.fromkeys((reply.client for reply in replies), 0.0)
-            return ledger.Change(server.posterior, server.entries, server.method, refused)
-        rows.pop(REMAINDER, None)
-        rest = posterior / self.rebuild(server.prior, list(rows.values()))
-        rows[REMAINDER] = Entry(rest, ())
-        exponents = dict.fromkeys((reply.client for reply in replies), exponent)
-        return ledger.Change(posterior, rows, Servers(server.method.damping, memory), exponents)
-
-    def _moved(self, server: ServerState, replies: Sequence[Reply], halvings: int) -> tuple[Any, Any, float]:
-        """The server's step, halved until it is proper: where it ends, its memory, and the share taken; else 0."""
-        mean = product([reply.update.delta for reply in replies]) ** (1.0 / len(replies))
-        moved, memory = _step(self.server_optimiser, server.posterior, server.method.memory, mean)  # pyright: ignore[reportArgumentType]
-        exponent, posterior = 1.0, moved
-        for _ in range(halvings):
-            if ledger.is_proper(posterior):
-                return posterior, memory, exponent
-            exponent /= 2
-            posterior = server.posterior * (moved / server.posterior) ** exponent
-        return server.posterior, memory, 0.0
+        return super().halvings_alone if self.optimiser is None else HALVINGS_ALONE
 
     def taking_over(
         self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
@@ -207,44 +284,44 @@ class FedEP(FactorAlgorithm):
         Factors of 1 would count the rows twice: once in the point, and again in the factors to come.
         """
         num_rows = count_rows()
-        rows = {
-            name: self.entry_of(identity(self.prior, server.posterior.location, precision_per_row * num_rows[name]))
-            for name in server.clients
-        }
-        rows = ledger.to_host(rows)
-        prior = ledger.to_host(self.prior)
+        part, location = self.entries, server.posterior.location
+        found = {name: identity(self.prior, location, precision_per_row * num_rows[name]) for name in server.clients}
+        entries = to_host({name: part.entry_of(factor) for name, factor in found.items()})
+        prior = to_host(self.prior)
         return replace(
             server,
             prior=prior,
-            entries=rows,
-            posterior=self.rebuild(prior, list(rows.values())),
-            method=ledger.to_host(self.initial_method(len(rows))),
+            entries=entries,
+            posterior=part.rebuild(prior, list(entries.values())),
+            method=to_host(self.server.initial_state(len(entries))),
             version=server.version + 1,
         )
 
 
-def identity(prior: Any, location: Any, precision: Any) -> Any:
+def identity(prior: Distribution, location: Leaf, precision: float) -> Gaussian:
     """The factor N(location, I / precision), in the family of the prior."""
+    if not isinstance(prior, Gaussian):
+        raise UnsuitableError(f"a start from a point is for Gaussian families, not for {type(prior).__name__}")
     with jax.enable_x64(True):
         location = jnp.asarray(location, float)
         unit = DiagonalGaussian(location, jnp.ones_like(location))  # mean `location`, precision 1
         return prior.with_moments_of(unit) ** precision
 
 
-def _factor_of(inputs: ClientInput) -> ClientInput:
-    return replace(inputs, entry=inputs.entry.factor)
-
-
-def _step(optimiser: Ascent, start: Any, memory: Any, delta: Any) -> tuple[Any, Any]:
+def _step(
+    optimiser: Ascent, start: Distribution, memory: AscentState, delta: Distribution
+) -> tuple[Distribution, AscentState]:
     """One step of the optimiser with the delta as its gradient; in double precision where the server's leaves are."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((start, delta))):
         return optimiser.step(start, memory, delta)
     with jax.enable_x64(True):
-        return ledger.to_host(_jitted_step(optimiser, start, memory, delta))
+        return to_host(_jitted_step(optimiser, start, memory, delta))
 
 
 @eqx.filter_jit
-def _jitted_step(optimiser: Ascent, start: Any, memory: Any, delta: Any) -> tuple[Any, Any]:
+def _jitted_step(
+    optimiser: Ascent, start: Distribution, memory: AscentState, delta: Distribution
+) -> tuple[Distribution, AscentState]:
     return optimiser.step(start, memory, delta)
 
 

@@ -2,8 +2,8 @@
 
 | paper | here |
 | --- | --- |
-| q_s^(t-1) | `brief.posterior` |
-| exp(-l_m^(t-1)) | `brief.row`, this client's factor |
+| q_s^(t-1) | `inputs.posterior` |
+| exp(-l_m^(t-1)) | `inputs.entry`, this client's factor |
 | the cavity, eq. 3 | `cavity` |
 | L_m, D, eq. 4 | `loss`, `divergence` |
 | Delta_m, eq. 5 | -log `delta`, to the power that the server's damping chooses |
@@ -15,20 +15,21 @@ the clients' tilted distributions (proposition 4.3).
 
 With multiples of KL a fixed point is a minimiser of the pooled problem (proposition 4.4). With other divergences no
 such thing is known: with Renyi the iteration settles in practice, with reverse KL and Fisher-Rao clients that disagree
-may widen the posterior without end. The history's residual tells; damp more, or give the server the other divergence.
+may widen the posterior without end. The gaps of the history show it; damp more, or give the server the other
+divergence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cavity.aggregation.combine import combine
 from cavity.aggregation.damping import Adaptive
 from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, check_parts, is_improper
-from cavity.core import Damping, Divergence, LatentModel, Loss, Model, MultipleOfKL, Solver
+from cavity.core import Damping, Distribution, Divergence, Entries, LatentModel, Loss, Model, MultipleOfKL, Solver
 from cavity.core.messages import Stacked
+from cavity.core.types import Leaf
 from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
@@ -36,7 +37,7 @@ from cavity.models.numpyro.globals_only import GlobalsOnly, as_rows
 from cavity.solvers.default import default_solver
 
 
-def _check_kinds(loss: Any, divergence: Any, server_divergence: Any) -> None:
+def _check_kinds(loss: Loss, divergence: Divergence, server_divergence: Divergence) -> None:
     if not isinstance(loss, Loss):
         raise CavityError(f"the loss must be one of cavity.losses, such as Beta(0.5), not {loss!r}")
     for what, part in (("divergence", divergence), ("server_divergence", server_divergence)):
@@ -59,6 +60,27 @@ def _with_whole_prior(model: Model, loss: Loss, divergence: Divergence, server_d
             "of KL; for other losses and divergences give the model Gaussian priors (LogNormal for a scale)"
         )
     return model.with_correction_weight(divergence.weight / power)
+
+
+class GeneralisedFactors(Entries):
+    """One factor per client; the posterior minimises E[-log factors] + D_s(q : prior), eq. 7.
+
+    Attributes:
+        prior: whose power 0 is the unit factor.
+        divergence: D_s.
+    """
+
+    prior: Distribution
+    divergence: Divergence
+
+    def initial(self) -> Distribution:
+        return self.prior**0.0
+
+    def merge(self, entry: Distribution, delta: Distribution, exponent: float | Leaf) -> Distribution:
+        return entry * delta**exponent
+
+    def rebuild(self, prior: Distribution, entries: Sequence[Distribution] | Stacked) -> Distribution:
+        return combine(self.divergence, prior, product(entries)) if entries else prior
 
 
 class FedGVI(FactorAlgorithm):
@@ -118,5 +140,6 @@ class FedGVI(FactorAlgorithm):
     def is_product(self) -> bool:
         return isinstance(self.server_divergence, KL)
 
-    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
-        return combine(self.server_divergence, prior, product(rows)) if rows else prior
+    @property
+    def entries(self) -> GeneralisedFactors:
+        return GeneralisedFactors(self.prior, self.server_divergence)

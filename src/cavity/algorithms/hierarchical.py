@@ -3,21 +3,20 @@
 | paper | here |
 | --- | --- |
 | phi | what `posterior.shared` is over |
-| t_k(theta given phi) t_k(phi) | `brief.row` |
-| q without k (normalised given phi in the paper alone) | `cavity = posterior / row` |
+| t_k(theta given phi) t_k(phi) | `inputs.entry` |
+| q without k (normalised given phi in the paper alone) | `cavity = posterior / entry` |
 | alpha | `alpha`, on the KL of variational parameters alone |
 | - | `pull`, over phi too, what a factor leaves unsaid of it (`solvers/shared_descent.py`) |
 
-A reply replaces its client's row. Damped, a row goes a share of the way to it: V, S^-1 and S^-1 m in a straight line,
-and natural parameters of phi likewise, so that fixed points are what they are without. The posterior is prior times
-rows: a product over phi, and the union of all pseudo-observations, which every client sees.
+An update replaces its client's entry. Damped, the entry goes a share of the way to it: V, S^-1 and S^-1 m in a straight
+line, and natural parameters of phi likewise, so that fixed points are what they are without damping. The posterior is
+the prior times the entries: a product over phi, and the union of all pseudo-observations, which every client sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +24,28 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from cavity.aggregation.damping import Fixed
-from cavity.core import Damping, Data, EntryAlgorithm, Solution, Solver
+from cavity.aggregation.entries import EntryConvergence, EntryServer
+from cavity.core import (
+    Algorithm,
+    ClientPart,
+    Convergence,
+    Damping,
+    Data,
+    Declaration,
+    Entries,
+    Solution,
+    Solver,
+)
 from cavity.core.fields import as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState, Stacked
 from cavity.core.shared_model import SharedModel, SharedProblem
+from cavity.core.types import Leaf
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
-from cavity.errors import CavityError
+from cavity.errors import CavityError, ProtocolError
 
 
-class HierarchicalPVI(EntryAlgorithm):
+class HierarchicalPVI(Algorithm):
     """PVI for models whose factors share variational parameters, such as `sparse_gp`.
 
     Attributes:
@@ -78,19 +89,40 @@ class HierarchicalPVI(EntryAlgorithm):
         return replace(prior, pull=prior.shared**0.0) if self.model.has_surrogate_factors else prior
 
     @property
-    def entries_multiply(self) -> bool:
-        return False  # a reply replaces the row, and does not multiply it
+    def client(self) -> SharedClient:
+        return SharedClient(self.solver, self.model, self.alpha)
 
-    def initial_entry(self) -> Hierarchical:
-        prior = self.prior
-        return Hierarchical(prior.shared**0.0, self.model.no_factor(), prior.pull)
+    @property
+    def server(self) -> EntryServer:
+        return EntryServer(SharedFactors(self.model, self.prior), self.damping, in_blocks=False)
 
-    def initial_local(self, data: Data) -> PyTree:
-        return None
+    @property
+    def declaration(self) -> Declaration:
+        return Declaration(unit_factor(self.model, self.prior))
+
+    @property
+    def convergence(self) -> Convergence:
+        return EntryConvergence()
+
+    def remark_on(self, delta: Hierarchical, data: Data) -> str | None:
+        return self.model.remark_on(delta.conditional, data)
+
+
+def unit_factor(model: SharedModel, prior: Hierarchical) -> Hierarchical:
+    """The entry of a client that has not replied."""
+    return Hierarchical(prior.shared**0.0, model.no_factor(), prior.pull)
+
+
+class SharedClient(ClientPart):
+    """The client part: a factor given phi, and one over phi. Attributes as in `HierarchicalPVI`."""
+
+    solver: Solver
+    model: SharedModel
+    alpha: Float[Array, ""]
 
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> SharedProblem:
-        posterior, row = jax.tree.map(jnp.asarray, (inputs.posterior, inputs.entry))
-        return SharedProblem(self.model, posterior / row, posterior, row, data, self.alpha)
+        posterior, entry = jax.tree.map(jnp.asarray, (inputs.posterior, inputs.entry))
+        return SharedProblem(self.model, posterior / entry, posterior, entry, data, self.alpha)
 
     def update(
         self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
@@ -106,24 +138,49 @@ class HierarchicalPVI(EntryAlgorithm):
         )
         return ClientUpdate(factor, report), local
 
-    def remark_on(self, delta: Hierarchical, data: Data) -> str | None:
-        return self.model.remark_on(delta.conditional, data)
 
-    def merge(self, row: Hierarchical, delta: Hierarchical, exponent: Any) -> Hierarchical:
-        return row.towards(delta, exponent)
+class SharedFactors(Entries):
+    """One factor per client, given phi and over phi; an update replaces it.
 
-    def remaining(self, server: ServerState, rows: dict[str, Any]) -> dict[str, Any]:
-        """Those of whoever stays, with the mean of q(phi) where it was but for the prior's share in it.
+    Attributes:
+        model: a SharedModel.
+        prior: over phi, and a union of no pseudo-observations.
+    """
 
-        Whatever moved it moved it for all. Divided out, a row would take along all that its client's visits have
-        changed, many times over where it has little precision. The others then go on from there to where they would
+    model: SharedModel
+    prior: Hierarchical
+
+    def initial(self) -> Hierarchical:
+        return unit_factor(self.model, self.prior)
+
+    def merge(self, entry: Hierarchical, delta: Hierarchical, exponent: float | Leaf) -> Hierarchical:
+        return entry.towards(delta, exponent)
+
+    def rebuild(self, prior: Hierarchical, entries: Sequence[Hierarchical] | Stacked) -> Hierarchical:
+        return joint(prior, [entries[i] for i in range(len(entries))]) if entries else prior
+
+    def joint(self) -> Hierarchical:
+        raise ProtocolError(
+            "entries that are replaced and not multiplied cannot be kept by the clients; let the server hold them"
+        )
+
+    def initial_posterior(
+        self, prior: Hierarchical, posterior: Hierarchical, entries: Mapping[str, Hierarchical]
+    ) -> Hierarchical:
+        return self.rebuild(prior, list(entries.values()))  # a union has a place for each
+
+    def remaining(self, server: ServerState, entries: dict[str, Hierarchical]) -> dict[str, Hierarchical]:
+        """The entries of the others, with the mean of q(phi) where it was but for the prior's share in it.
+
+        Whatever moved it moved it for all. Divided out, an entry would take along all that its client's visits have
+        changed, many times over where it has little precision. The others then refine from there to where they would
         have come without it.
         """
-        if not rows or not self.model.has_surrogate_factors:
-            return rows
-        back = server.posterior.shared.mean - self.rebuild(server.prior, list(rows.values())).shared.mean
-        moved = lambda q: DiagonalGaussian(q.precision_mean + q.precision * np.asarray(back), q.precision)  # noqa: E731
-        return {name: replace(row, shared=moved(row.shared)) for name, row in rows.items()}
+        if not entries or not self.model.has_surrogate_factors:
+            return entries
+        back = server.posterior.shared.mean - self.rebuild(server.prior, list(entries.values())).shared.mean
 
-    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
-        return joint(prior, [rows[i] for i in range(len(rows))]) if rows else prior
+        def moved(q: DiagonalGaussian) -> DiagonalGaussian:
+            return DiagonalGaussian(q.precision_mean + q.precision * np.asarray(back), q.precision)
+
+        return {name: replace(entry, shared=moved(entry.shared)) for name, entry in entries.items()}

@@ -8,15 +8,14 @@ its own; the server takes
 The factor was fitted at phi_k and is used at the average, and what other clients know of phi is pulled towards whoever
 came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`.
 
-The average depends on the order of visits and not on the rows alone, so it is kept in a row of the server's own, which
-is the whole of q(phi); a client that leaves takes its factor with it, but not what phi remembers of it.
+The average depends on the order of visits and not on the entries alone, so it is kept in an entry of the server's own,
+which is the whole of q(phi); a client that leaves takes its factor with it, but not what phi remembers of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -24,42 +23,50 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from cavity import ledger
-from cavity.aggregation.damping import Fixed
-from cavity.core import Damping, Data, EntryAlgorithm, Solution, Solver
+from cavity.aggregation.entries import EntryConvergence
+from cavity.algorithms.hierarchical import SharedFactors, unit_factor
+from cavity.core import (
+    Algorithm,
+    ClientPart,
+    Convergence,
+    Data,
+    Declaration,
+    Entries,
+    ServerPart,
+    Solution,
+    Solver,
+)
 from cavity.core.fields import as_number, require
-from cavity.core.messages import ClientInput, ClientUpdate, Reply, Report, ServerState, Stacked
+from cavity.core.host import to_host
+from cavity.core.messages import Change, ClientInput, ClientUpdate, Reply, Report, ServerState, Stacked
 from cavity.core.shared_model import SharedModel, SharedProblem
-from cavity.distributions.hierarchical import Hierarchical, certain, joint
+from cavity.core.types import Leaf
+from cavity.distributions.hierarchical import Hierarchical, certain
 from cavity.errors import CavityError
 
-AVERAGE = "(average)"  # the row of the server's own
+AVERAGE = "(average)"  # the server's own entry
 
 
 class InducingUpdate(eqx.Module):
     """A client's factor, where it has taken phi, and how many rows it speaks for."""
 
     factor: Hierarchical
-    phi: Float[Any, " d"]
-    num_rows: Float[Any, ""]
+    phi: Float[Leaf, " d"]
+    num_rows: Float[Leaf, ""]
 
 
-class InducingAverage(EntryAlgorithm):
+class InducingAverage(Algorithm):
     """Sequential PVI whose shared variational parameters are averaged.
 
     Attributes:
         model: a SharedModel.
         solver: gradient steps, `still_steps` of them at the phi that there is, and then J.
         num_rows: N, of all clients together.
-        damping: none.
     """
-
-    reserved_names: ClassVar[frozenset[str]] = frozenset({AVERAGE})
 
     model: SharedModel
     solver: Solver
     num_rows: Float[Array, ""]
-    damping: Damping
 
     def __init__(self, model: SharedModel, num_rows: float | int, *, solver: Solver | None = None):
         import optax
@@ -73,29 +80,46 @@ class InducingAverage(EntryAlgorithm):
         self.solver = by_default if solver is None else solver
         if not getattr(self.solver, "point", False):
             raise CavityError("what is averaged is a point; give SharedDescent(..., point=True)")
-        self.damping = Fixed(1.0)
 
     @property
     def prior(self) -> Hierarchical:
         return Hierarchical(certain(self.model.start), self.model.prior.conditional)
 
     @property
-    def entries_multiply(self) -> bool:
-        return False
+    def client(self) -> AveragingClient:
+        return AveragingClient(self.solver, self.model)
 
     @property
-    def in_blocks(self) -> bool:
-        return False
+    def server(self) -> AveragingServer:
+        return AveragingServer(AveragedFactors(SharedFactors(self.model, self._unit)), self.num_rows)
 
-    def initial_entry(self) -> Hierarchical:
-        return Hierarchical(self.model.prior.shared**0.0, self.model.no_factor())
+    @property
+    def _unit(self) -> Hierarchical:
+        return Hierarchical(self.model.prior.shared, self.model.prior.conditional)
 
-    def initial_local(self, data: Data) -> PyTree:
-        return None
+    @property
+    def declaration(self) -> Declaration:
+        factor = unit_factor(self.model, self._unit)
+        phi = np.asarray(self.model.start)
+        return Declaration(InducingUpdate(factor, phi, np.zeros((), phi.dtype)))
+
+    @property
+    def convergence(self) -> Convergence:
+        return EntryConvergence()
+
+    def remark_on(self, delta: InducingUpdate, data: Data) -> str | None:
+        return self.model.remark_on(delta.factor.conditional, data)
+
+
+class AveragingClient(ClientPart):
+    """The client part: its factor where phi is, then gradient steps on factor and phi together."""
+
+    solver: Solver
+    model: SharedModel
 
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> SharedProblem:
-        posterior, row = jax.tree.map(jnp.asarray, (inputs.posterior, inputs.entry))
-        return SharedProblem(self.model, posterior / row, posterior, row, data, jnp.ones(()))
+        posterior, entry = jax.tree.map(jnp.asarray, (inputs.posterior, inputs.entry))
+        return SharedProblem(self.model, posterior / entry, posterior, entry, data, jnp.ones(()))
 
     def update(
         self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
@@ -104,27 +128,55 @@ class InducingAverage(EntryAlgorithm):
         phi = (cavity.shared * solution.tilted.shared).mean
         factor = Hierarchical(problem.factor.shared, solution.tilted.conditional)
         moved = self.model.moved(phi, before.conditional, cavity.conditional, factor.conditional)
-        pulled = 0.5 * jnp.sum(self.model.prior.shared.precision * (phi - before.shared.mean) ** 2)
-        report = Report(moved + pulled, -solution.expected_loss, solution.steps, solution.converged)
+        drift = 0.5 * jnp.sum(self.model.prior.shared.precision * (phi - before.shared.mean) ** 2)
+        report = Report(moved + drift, -solution.expected_loss, solution.steps, solution.converged)
         return ClientUpdate(InducingUpdate(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
 
-    def remark_on(self, delta: InducingUpdate, data: Data) -> str | None:
-        return self.model.remark_on(delta.factor.conditional, data)
 
-    def merge(self, row: Hierarchical, delta: InducingUpdate, exponent: Any) -> Hierarchical:
-        return row.towards(delta.factor, exponent)
+class AveragedFactors(Entries):
+    """One factor per client; an update's factor replaces it."""
 
-    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        rows, average = dict(server.entries), np.asarray(server.posterior.shared.mean)
+    factors: SharedFactors
+
+    def initial(self) -> Hierarchical:
+        return self.factors.initial()
+
+    def merge(self, entry: Hierarchical, delta: InducingUpdate, exponent: float | Leaf) -> Hierarchical:
+        return self.factors.merge(entry, delta.factor, exponent)
+
+    def rebuild(self, prior: Hierarchical, entries: Sequence[Hierarchical] | Stacked) -> Hierarchical:
+        return self.factors.rebuild(prior, entries)
+
+    def joint(self) -> Hierarchical:
+        return self.factors.joint()
+
+    def initial_posterior(
+        self, prior: Hierarchical, posterior: Hierarchical, entries: Mapping[str, Hierarchical]
+    ) -> Hierarchical:
+        return self.factors.initial_posterior(prior, posterior, entries)
+
+
+class AveragingServer(ServerPart):
+    """The server part: phi moves to the average, and each client's factor is replaced.
+
+    Attributes:
+        entries: the clients' factors, and the average.
+        num_rows: N, of all clients together.
+    """
+
+    entries: AveragedFactors
+    num_rows: Float[Array, ""]
+
+    def initial_state(self, num_clients: int) -> PyTree:
+        return None
+
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> Change:
+        entries, average = dict(server.entries), np.asarray(server.posterior.shared.mean)
         for reply in replies:
-            found: Any = reply.update.delta
-            rows[reply.client] = self.merge(rows[reply.client], found, 1.0)
+            found: InducingUpdate = to_host(reply.update.delta)
+            entries[reply.client] = self.entries.merge(entries[reply.client], found, 1.0)
             average = average + found.num_rows / np.asarray(self.num_rows) * (found.phi - average)
-        empty = ledger.to_host(self.initial_entry())
         # what the prior, a point at the start, has to be multiplied with to be one at the average
-        rows[AVERAGE] = replace(empty, shared=certain(average) / server.prior.shared)
-        posterior = self.rebuild(server.prior, list(rows.values()))
-        return ledger.Change(posterior, rows, server.method, dict.fromkeys((reply.client for reply in replies), 1.0))
-
-    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
-        return joint(prior, [rows[i] for i in range(len(rows))]) if rows else prior
+        entries[AVERAGE] = replace(to_host(self.entries.initial()), shared=certain(average) / server.prior.shared)
+        posterior = self.entries.rebuild(server.prior, list(entries.values()))
+        return Change(posterior, entries, server.method, dict.fromkeys((reply.client for reply in replies), 1.0))

@@ -2,30 +2,25 @@
 
 | paper | here |
 | --- | --- |
-| q^(i-1) | `brief.posterior` |
-| t_k^(i-1) | `brief.row`, this client's factor |
+| q^(i-1) | `inputs.posterior` |
+| t_k^(i-1) | `inputs.entry`, this client's factor |
 | q^(i-1) / t_k^(i-1) | `cavity` |
 | q_k^(i) | `solution.tilted`, the maximiser of the local free energy (2) |
 | Delta_k^(i) | `delta` |
 | F_k(q) of property 2.2 | `free_energy`, at the posterior received |
 | rho | the exponent that the server's damping chooses |
 
-Other choices of solver, damping, schedule and of what is taken out are other methods: docs/kin.md.
+Other choices of solver, damping, schedule and of what is removed are other methods: docs/kin.md.
 
 The paper's client also divides, t_k = (q_k / q) t_k; here the server does, in its ledger, with the same delta.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from cavity.aggregation.damping import Adaptive
 from cavity.algorithms.cavities import OwnFactor, Removal
-from cavity.algorithms.factors import FactorAlgorithm, check_parts
+from cavity.algorithms.factors import FactorAlgorithm, Factors, check_parts
 from cavity.core import Damping, Divergence, LatentModel, Loss, Model, Solver
-from cavity.core.messages import Stacked
-from cavity.distributions.natural import product
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
 from cavity.losses.nll import NegativeLogLikelihood
@@ -42,7 +37,7 @@ class PVI(FactorAlgorithm):
         damping: the server's choice of exponents.
         loss: the negative log likelihood; `FedGVI` takes others.
         divergence: KL; `FedGVI` takes others.
-        taken_out: what a client takes out before it refits; its own factor by default.
+        removed: what a client removes from the posterior before it refits; its own factor by default.
     """
 
     model: Model
@@ -61,9 +56,7 @@ class PVI(FactorAlgorithm):
         removed: Removal | None = None,
     ):
         if not isinstance(removed, Removal | None):
-            raise CavityError(
-                f"what is taken out must be one of cavity.algorithms.cavities, like Nothing(), not {removed!r}"
-            )
+            raise CavityError(f"`removed` must be one of cavity.cavities, such as Nothing(), not {removed!r}")
         model = as_rows(model)
         self.model = model
         self.loss = NegativeLogLikelihood()
@@ -74,8 +67,5 @@ class PVI(FactorAlgorithm):
         check_parts(model, self.loss, self.divergence, self.solver)
 
     @property
-    def is_product(self) -> bool:
-        return True
-
-    def rebuild(self, prior: Any, rows: Sequence[Any] | Stacked) -> Any:
-        return prior * product(rows) if rows else prior
+    def entries(self) -> Factors:
+        return Factors(self.prior)

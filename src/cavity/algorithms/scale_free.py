@@ -7,14 +7,13 @@ of the one over the other. Logs of scales and correlations have no units.
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cavity.algorithms.ascent import Axes
 from cavity.algorithms.bound import Globals
+from cavity.core.types import Leaf
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian
 
 COUPLING_SHARE = 0.1  # of its unit: a coupling sees noise of Z_G times that of the unit, and would wander
@@ -27,7 +26,7 @@ class GlobalAxes(Axes):
         root: of the covariance of the first q(Z_G).
     """
 
-    root: Float[Any, "g g"]
+    root: Float[Leaf, "g g"]
 
     @classmethod
     def of(cls, q: GlobalGaussian) -> GlobalAxes:
@@ -49,8 +48,8 @@ class LocalAxes(Axes):
         per_global: one over those of the first q(Z_G).
     """
 
-    scale: Float[Any, "u l"]
-    per_global: Float[Any, " g"]
+    scale: Float[Leaf, "u l"]
+    per_global: Float[Leaf, " g"]
 
     @classmethod
     def of(cls, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes:
@@ -68,7 +67,7 @@ class LocalAxes(Axes):
         scale = jnp.asarray(self.scale)
         slope = COUPLING_SHARE * jnp.asarray(self.per_global)
 
-        def times(leaf: Array | None, factor: Any) -> Array | None:
+        def times(leaf: Array | None, factor: Leaf) -> Array | None:
             return None if leaf is None else leaf * factor
 
         return LocalGaussian(

@@ -21,14 +21,15 @@ size that falls over all of it, and is judged in its first three quarters.
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from cavity.core import Convergence
+from cavity.core.messages import ServerState
+from cavity.core.types import Leaf
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LowRankGlobal
 
 MOVE = 0.1  # posterior standard deviations
@@ -58,18 +59,18 @@ class Watch(eqx.Module):
         judged: the means of the batches on which it was judged last.
     """
 
-    count: Int[Any, ""]
-    means: Float[Any, "m p"]
-    filled: Int[Any, ""]
-    length: Int[Any, ""]
-    total: Float[Any, " p"]
-    inside: Int[Any, ""]
-    passed: Bool[Any, ""]
-    settled: Bool[Any, ""]
-    factor: Float[Any, ""]
-    began: Int[Any, ""]
-    ends: Int[Any, ""]
-    judged: Float[Any, " p"]
+    count: Int[Leaf, ""]
+    means: Float[Leaf, "m p"]
+    filled: Int[Leaf, ""]
+    length: Int[Leaf, ""]
+    total: Float[Leaf, " p"]
+    inside: Int[Leaf, ""]
+    passed: Bool[Leaf, ""]
+    settled: Bool[Leaf, ""]
+    factor: Float[Leaf, ""]
+    began: Int[Leaf, ""]
+    ends: Int[Leaf, ""]
+    judged: Float[Leaf, " p"]
 
 
 class Settling(eqx.Module):
@@ -110,7 +111,7 @@ class Settling(eqx.Module):
             judged=nothing,
         )
 
-    def scale(self, watch: Watch) -> Any:
+    def scale(self, watch: Watch) -> Float[Array, ""]:
         """Of the step size in the next exchange."""
         if not self.by_itself:
             return jnp.asarray(watch.factor)
@@ -118,10 +119,10 @@ class Settling(eqx.Module):
         falling = jnp.where(watch.ends > 0, jnp.clip(left, 0.0, 1.0), 1.0)
         return jnp.where(watch.settled, 0.0, jnp.asarray(watch.factor) * falling)
 
-    def seen(self, watch: Watch, q: GlobalGaussian, bound: Any) -> Watch:
+    def seen(self, watch: Watch, q: GlobalGaussian, bound: Leaf) -> Watch:
         """After one more exchange, which has led to q; the bound is that before it."""
         watch = jax.tree.map(jnp.asarray, watch)
-        now = watch.total[:1] * 0 + bound
+        now = jnp.asarray(watch.total)[:1] * 0 + bound
         if watch.total.size > 1:
             now = jnp.concatenate([now, q.mean, q.log_scale]).astype(watch.total.dtype)
         watch = eqx.tree_at(
@@ -133,7 +134,7 @@ class Settling(eqx.Module):
 
     def _batch(self, watch: Watch, unit: Array) -> Watch:
         """A batch is complete."""
-        means = watch.means.at[watch.filled].set(watch.total / watch.length)
+        means = jnp.asarray(watch.means).at[watch.filled].set(watch.total / watch.length)
         filled, half = watch.filled + 1, self.num_batches // 2
         last = jax.lax.dynamic_slice_in_dim(means, jnp.maximum(filled - half, 0), half)
         move, error = moves(last, unit)
@@ -215,7 +216,7 @@ class Settling(eqx.Module):
         return f"not converged: {what}; {remedy}"
 
 
-def moves(batches: Any, unit: Any) -> tuple[Array, Array]:
+def moves(batches: Leaf, unit: Leaf) -> tuple[Array, Array]:
     """How much the newer half of the batches is above the older one, in units, and the standard errors of that."""
     older, newer = jnp.split(jnp.asarray(batches) * unit, 2)
     within = jnp.sum((older - older.mean(0)) ** 2, 0) + jnp.sum((newer - newer.mean(0)) ** 2, 0)
@@ -223,7 +224,7 @@ def moves(batches: Any, unit: Any) -> tuple[Array, Array]:
     return newer.mean(0) - older.mean(0), jnp.sqrt(variance * 2.0 / len(older))
 
 
-def _units(q: GlobalGaussian, like: Any) -> Array:
+def _units(q: GlobalGaussian, like: Leaf) -> Array:
     """One over what a change is measured in: nats, posterior standard deviations, factors of e."""
     one = jnp.ones(1)
     if like.size == 1:
@@ -234,3 +235,31 @@ def _units(q: GlobalGaussian, like: Any) -> Array:
     if isinstance(q, LowRankGlobal):
         scale = scale * jnp.sqrt(1.0 + jnp.sum(jnp.asarray(q.factors) ** 2, axis=1))
     return jnp.concatenate([one, 1.0 / scale, jnp.ones_like(scale)])
+
+
+class SettlingConvergence(Convergence):
+    """How a run of SFVI or SFVI-Avg is judged.
+
+    Attributes:
+        settling: the rule.
+        unit: the name of one exchange.
+        per: over how many of them the slope of the bound is told.
+    """
+
+    settling: Settling
+    unit: str = eqx.field(static=True)
+    per: int = eqx.field(static=True)
+
+    def bound(self, server: ServerState, posterior: PyTree) -> float:
+        return float(server.method.bound)
+
+    def settled(self, method: PyTree) -> bool:
+        return bool(method.watch.settled)
+
+    def describe(self, posterior: PyTree, method: PyTree) -> str:
+        return self.settling.remark(method.watch, posterior.q, self.unit, self.per)
+
+
+def block_of(rounds: int) -> int:
+    """How many rounds of a run of this length run as one program."""
+    return max(1, min(1000, rounds // 10))

@@ -4,12 +4,12 @@
 | --- | --- |
 | eta_G, theta | `Globals`, the server's posterior |
 | eps_G | `Exchange.noise`, sent with every message |
-| eta_Lj, and its optimiser | `Own`, which never leaves the silo |
-| g_j^eta, g_j^theta | `Answer.delta`, of the form of `Globals`: with the value of its bound, all that a silo sends |
+| eta_Lj, and its optimiser | `LocalState`, which never leaves the client |
+| g_j^eta, g_j^theta | `ClientUpdate.delta`, of the form of `Globals`; with the bound's value, all that is sent |
 | the gradient of log p(Z_G) - log q(Z_G) | `server_gradient`, added by the server (S4; Algorithm 1 leaves it out) |
 
-One exchange is one gradient. A silo's step on its own latents is committed together with its reply, so a repeated
-message takes no second step. With only some silos in a round, their sum is divided by their share of all: right on
+One exchange is one gradient. A client's step on its own latents is committed together with its reply, so a repeated
+message takes no second step. With only some clients in a round, their sum is divided by their share of all: right on
 average, since they are drawn at random.
 
 When it ends is not in the paper: `settling` has the rule.
@@ -17,7 +17,6 @@ When it ends is not in the paper: `settling` has the rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -26,20 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from cavity.algorithms.ascent import Ascent, AscentState
+from cavity.aggregation.combining import CombiningServer
+from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
-from cavity.algorithms.settling import Settling, Watch
+from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
 from cavity.algorithms.structured import (
     ClientTask,
     Exchange,
     LocalState,
+    Starting,
     StructuredInference,
-    resized,
     structured_inference,
 )
-from cavity.core import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core import ClientPart, Data, Divergence, LatentModel, Loss, Model, RunDefaults, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Report
+from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import LocalGaussian
 
@@ -59,18 +60,21 @@ class Learner(eqx.Module):
     """
 
     ascent: AscentState
-    bound: Float[Any, ""]
+    bound: Float[Leaf, ""]
     watch: Watch
     axes: GlobalAxes | None = None
 
 
+GradientFound = tuple[Float[Array, ""], Globals, LocalGaussian]  # the bound's value, and its gradients
+
+
 class OneGradient(Solver):
-    """The silo's gradient, once; by `structured`, which says how it is drawn."""
+    """The client's gradient, once; `structured` says how it is drawn."""
 
     unrolled: ClassVar[int | None] = 1
     structured: StructuredInference
 
-    def steps_for(self, num_rows: Any) -> Any:
+    def steps_for(self, num_rows: np.ndarray) -> int:
         return 1
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
@@ -86,17 +90,17 @@ class OneGradient(Solver):
     def done(self, state: PyTree) -> Bool[Array, ""]:
         return state[1]
 
-    def result(self, problem: ClientTask, state: PyTree) -> PyTree:
+    def result(self, problem: ClientTask, state: PyTree) -> GradientFound:
         return state[0]
 
 
-class SFVI(CombiningAlgorithm):
+class SFVI(Starting):
     """SFVI, and with `num_samples` above 1 its locally enhanced bound.
 
     Attributes:
         model: such as `numpyro_model(...)`.
         structured: family and estimator.
-        ascent: the server's optimiser, and that of each silo on its own latents.
+        ascent: the server's optimiser, and that of each client on its own latents.
         settling: when it ends.
     """
 
@@ -112,7 +116,7 @@ class SFVI(CombiningAlgorithm):
         *,
         num_steps: int | None = None,
         step_size: float = 0.02,
-        optimiser: Callable[[Any], Any] | None = None,
+        optimiser: MakeOptimiser | None = None,
         decay: bool = True,
         **options: Any,
     ):
@@ -139,26 +143,21 @@ class SFVI(CombiningAlgorithm):
         self.settling = Settling(planned, FIRST_BATCH, NUM_BATCHES, by_itself, decay, BLOCK)
 
     @property
-    def prior(self) -> Globals:
-        return self.structured.start
+    def client(self) -> SFVIClient:
+        return SFVIClient(self.solver, self.structured, self.ascent)
 
     @property
-    def default_rounds(self) -> int:
-        return self.settling.planned
+    def server(self) -> SFVIServer:
+        return SFVIServer(self.model, self.structured, self.ascent, self.settling)
 
     @property
-    def default_block(self) -> int:
-        return BLOCK if self.settling.by_itself else super().default_block
-
-    def settled(self, method: Learner) -> bool:
-        return bool(method.watch.settled)
-
-    def convergence(self, posterior: Globals, method: Learner) -> str:
-        return self.settling.remark(method.watch, posterior.q, "step", 100)
+    def convergence(self) -> SettlingConvergence:
+        return SettlingConvergence(self.settling, "step", 100)
 
     @property
-    def scout(self) -> Algorithm | None:
-        return self.structured.scout
+    def defaults(self) -> RunDefaults:
+        rounds = self.settling.planned
+        return RunDefaults(rounds, BLOCK if self.settling.by_itself else block_of(rounds))
 
     def starting_at(self, found: FullGaussian) -> SFVI:
         structured = self.structured.starting_at(found)
@@ -169,35 +168,34 @@ class SFVI(CombiningAlgorithm):
         """K, the importance samples per unit."""
         return self.structured.num_samples
 
-    def initial_local(self, data: Data) -> LocalState:
-        return self.adopt(self.structured.initial_q(data), self.prior)
-
     def adopt(self, q: LocalGaussian, shared: Globals) -> LocalState:
-        """A silo's state that goes on from here."""
-        return jax.tree.map(np.asarray, LocalState(q, self.ascent.init(q), self.structured.own_axes(q, shared.q)))
+        """A client's state that starts here."""
+        return self.client.adopt(q, shared)
 
     def adopt_globals(self, shared: Globals) -> Learner:
-        """The server's own state that goes on from here."""
-        return self._learner(shared)
+        """The server's own state that starts here."""
+        return self.server.adopt(shared)
 
-    def resized(self, local: LocalState, num_units: int) -> LocalState:
-        return resized(local, num_units)
 
-    def initial_method(self, num_clients: int) -> Learner:
-        return self._learner(self.prior)
+class SFVIClient(ClientPart):
+    """The client part: one gradient, and one step on the client's own latents. Attributes as in `SFVI`."""
 
-    def _learner(self, shared: Globals) -> Learner:
-        bound, watch = jnp.asarray(jnp.nan, float), self.settling.init(shared.q)
-        return jax.tree.map(np.asarray, Learner(self.ascent.init(shared), bound, watch, self.structured.axes(shared.q)))
+    solver: Solver
+    structured: StructuredInference
+    ascent: Ascent
 
-    def exchange(self, seed: Any, version: Any, method: Learner) -> Exchange:
-        return self.structured.exchange(seed, version, self.settling.scale(method.watch))
+    def initial_local(self, data: Data) -> LocalState:
+        return self.adopt(self.structured.initial_q(data), self.structured.start)
+
+    def adopt(self, q: LocalGaussian, shared: Globals) -> LocalState:
+        """A client's state that starts here."""
+        return jax.tree.map(np.asarray, LocalState(q, self.ascent.init(q), self.structured.own_axes(q, shared.q)))
 
     def problem(self, inputs: ClientInput, local: LocalState, data: Data) -> ClientTask:
         return ClientTask(inputs.posterior, local, inputs.shared, data)
 
     def update(
-        self, inputs: ClientInput, local: LocalState, problem: ClientTask, solution: Any
+        self, inputs: ClientInput, local: LocalState, problem: ClientTask, solution: GradientFound
     ) -> tuple[ClientUpdate, LocalState]:
         bound, gradient, own_gradient = solution
         q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes, inputs.shared.scale)
@@ -205,15 +203,35 @@ class SFVI(CombiningAlgorithm):
         report = Report(gap=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
         return ClientUpdate(gradient, report), LocalState(q, ascent, local.axes)
 
+
+class SFVIServer(CombiningServer):
+    """The server part: the clients' gradients and its own, and one step of the optimiser. Attributes as in `SFVI`."""
+
+    model: LatentModel
+    structured: StructuredInference
+    ascent: Ascent
+    settling: Settling
+
+    def initial_state(self, num_clients: int) -> Learner:
+        return self.adopt(self.structured.start)
+
+    def adopt(self, shared: Globals) -> Learner:
+        """The server's own state that starts here."""
+        bound, watch = jnp.asarray(jnp.nan, float), self.settling.init(shared.q)
+        return jax.tree.map(np.asarray, Learner(self.ascent.init(shared), bound, watch, self.structured.axes(shared.q)))
+
+    def exchange(self, seed: Leaf, version: Leaf, method: Learner) -> Exchange:
+        return self.structured.exchange(seed, version, self.settling.scale(method.watch))
+
     def combine(
-        self, posterior: Globals, method: Learner, exchange: Exchange, updates: ClientUpdate, share: Any
+        self, posterior: Globals, method: Learner, exchange: Exchange, updates: ClientUpdate, share: Leaf
     ) -> tuple[Globals, Learner]:
-        own = server_gradient(self.model, posterior, exchange.noise)
+        own = server_gradient(self.model, posterior, jnp.asarray(exchange.noise))
         theirs = (updates.report.free_energy, updates.delta)
         bound, gradient = jax.tree.map(lambda mine, them: mine + jnp.sum(them, axis=0) / share, own, theirs)
         moved, ascent = self.ascent.step(posterior, method.ascent, gradient, method.axes, exchange.scale)
         bound = jnp.asarray(bound, jnp.asarray(method.bound).dtype)
         return moved, Learner(ascent, bound, self.settling.seen(method.watch, moved.q, bound), method.axes)
 
-    def bound(self, method: Learner) -> Any:
+    def bound(self, method: Learner) -> Float[Leaf, ""]:
         return method.bound

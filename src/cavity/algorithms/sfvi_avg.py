@@ -14,7 +14,7 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -25,40 +25,52 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from cavity.aggregation.barycentre import diagonal_barycentre, full_barycentre
-from cavity.algorithms.ascent import Ascent, AscentState
+from cavity.aggregation.combining import CombiningServer
+from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
-from cavity.algorithms.settling import Settling, Watch
+from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
 from cavity.algorithms.structured import (
     ClientTask,
     Exchange,
     LocalState,
+    Starting,
     StructuredInference,
     resized,
     structured_inference,
 )
-from cavity.core import Algorithm, CombiningAlgorithm, Data, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core import ClientPart, Data, Divergence, LatentModel, LocalUnits, Loss, Model, RunDefaults, Solver
 from cavity.core.fields import as_count, as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report
+from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
 
 
-class LocalFitState(eqx.Module):
-    """What stays at a silo: q(Z_L | Z_G), the mean of Z_G that it is centred at, and how it climbs.
+class LocalFitState(LocalUnits):
+    """What stays at a client: q(Z_L | Z_G), the mean of Z_G that it is centred at, and how it climbs.
 
     Attributes:
         q: of its latents.
         centre: the mean of Z_G that q is centred at.
         axes: along which it climbs.
         optimiser: the leaves of its optimiser's state, where that lasts from round to round.
+        per_unit: which of these leaves have numbers for each unit.
     """
 
     q: LocalGaussian
-    centre: Float[Any, " g"]
+    centre: Float[Leaf, " g"]
     axes: AllAxes | None = None
-    optimiser: tuple[Any, ...] = ()
+    optimiser: tuple[Leaf, ...] = ()
+    per_unit: tuple[int, ...] = eqx.field(static=True, default=())
+
+    def resized(self, num_units: int) -> LocalFitState:
+        axes = self.axes and AllAxes(self.axes.shared, resized(self.axes.own, num_units))
+        optimiser = tuple(
+            _cut_or_padded(leaf, num_units) if i in self.per_unit else leaf for i, leaf in enumerate(self.optimiser)
+        )
+        return replace(self, q=resized(self.q, num_units), axes=axes, optimiser=optimiser)
 
 
 MAX_ROUNDS = 50  # where the method ends by itself
@@ -68,15 +80,15 @@ NUM_BATCHES = 8  # rounds, for the first judgement
 class Averages(eqx.Module):
     """The server's own state: the last estimate of the bound (the mean of the silos'), and its trend."""
 
-    bound: Float[Any, ""]
+    bound: Float[Leaf, ""]
     watch: Watch
 
 
 class Round(eqx.Module):
     """What everybody is told in one round: its number, and the scale of its step sizes."""
 
-    version: UInt32[Any, ""]
-    scale: Float[Any, ""]
+    version: UInt32[Leaf, ""]
+    scale: Float[Leaf, ""]
 
 
 class Task(eqx.Module):
@@ -114,7 +126,7 @@ class LocalAscent(Solver):
     total: Float[Array, ""] = eqx.field(converter=as_number)
     as_printed: bool = eqx.field(static=True)
 
-    def steps_for(self, num_rows: Any) -> Any:
+    def steps_for(self, num_rows: np.ndarray) -> int:
         return int(self.num_steps)
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
@@ -162,7 +174,7 @@ class LocalAscent(Solver):
         return state
 
 
-class SFVIAvg(CombiningAlgorithm):
+class SFVIAvg(Starting):
     """SFVI-Avg(m): few rounds, with many local steps in each.
 
     Attributes:
@@ -191,7 +203,7 @@ class SFVIAvg(CombiningAlgorithm):
         num_rounds: int | None = None,
         local_steps: int = 1000,
         step_size: float = 0.02,
-        optimiser: Callable[[Any], Any] | None = None,
+        optimiser: MakeOptimiser | None = None,
         decay: bool = True,
         keeps_optimiser: bool = False,
         as_printed: bool = False,
@@ -232,57 +244,58 @@ class SFVIAvg(CombiningAlgorithm):
         self.solver = LocalAscent(self.structured, self.ascent, local_steps, total, as_printed)
 
     @property
-    def prior(self) -> Globals:
-        return self.structured.start
+    def client(self) -> AveragingClient:
+        return AveragingClient(self.solver, self.structured, self.ascent, self.local_steps, self.keeps_optimiser)
 
     @property
-    def default_rounds(self) -> int:
-        return self.settling.planned
+    def server(self) -> AveragingServer:
+        return AveragingServer(self.structured, self.settling)
 
     @property
-    def default_block(self) -> int:
-        return 1 if self.settling.by_itself else super().default_block
-
-    def settled(self, method: Averages) -> bool:
-        return bool(method.watch.settled)
-
-    def convergence(self, posterior: Globals, method: Averages) -> str:
-        return self.settling.remark(method.watch, posterior.q, "round", 1)
+    def convergence(self) -> SettlingConvergence:
+        return SettlingConvergence(self.settling, "round", 1)
 
     @property
-    def scout(self) -> Algorithm | None:
-        return self.structured.scout
+    def defaults(self) -> RunDefaults:
+        rounds = self.settling.planned
+        return RunDefaults(rounds, 1 if self.settling.by_itself else block_of(rounds))
 
     def starting_at(self, found: FullGaussian) -> SFVIAvg:
         structured = self.structured.starting_at(found)
         return eqx.tree_at(lambda a: (a.structured, a.solver.structured), self, (structured, structured))
 
-    def initial_local(self, data: Data) -> LocalFitState:
-        return self.adopt(self.structured.initial_q(data), self.prior)
-
     def adopt(self, q: LocalGaussian, shared: Globals) -> LocalFitState:
-        """A silo's state that goes on from here."""
-        ours, own = self.structured.axes(shared.q), self.structured.own_axes(q, shared.q)
-        axes = None if ours is None or own is None else AllAxes(ours, own)
-        optimiser = self.ascent.init((shared, q)).leaves if self.keeps_optimiser else ()
-        return jax.tree.map(np.asarray, LocalFitState(q, shared.q.mean, axes, optimiser))
+        """A client's state that starts here."""
+        return self.client.adopt(q, shared)
 
     def adopt_globals(self, shared: Globals) -> Averages:
-        """The server's own state that goes on from here."""
-        return Averages(np.asarray(np.nan), self.settling.init(shared.q))
+        """The server's own state that starts here."""
+        return self.server.adopt(shared)
 
-    def resized(self, local: LocalFitState, num_units: int) -> LocalFitState:
-        axes = local.axes and AllAxes(local.axes.shared, resized(local.axes.own, num_units))
-        q = resized(local.q, num_units)
-        like = jax.eval_shape(self.ascent.init, (self.prior, q)).leaves if local.optimiser else ()
-        optimiser = tuple(_cut_or_padded(leaf, to.shape) for leaf, to in zip(local.optimiser, like, strict=True))
-        return LocalFitState(q, local.centre, axes, optimiser)
 
-    def initial_method(self, num_clients: int) -> Averages:
-        return self.adopt_globals(self.prior)
+class AveragingClient(ClientPart):
+    """The client part: many steps on its own version of the bound. Attributes as in `SFVIAvg`."""
 
-    def exchange(self, seed: Any, version: Any, method: Averages) -> Round:
-        return Round(jnp.asarray(version, jnp.uint32), self.settling.scale(method.watch))
+    solver: Solver
+    structured: StructuredInference
+    ascent: Ascent
+    local_steps: Int[Array, ""]
+    keeps_optimiser: bool = eqx.field(static=True)
+
+    def initial_local(self, data: Data) -> LocalFitState:
+        return self.adopt(self.structured.initial_q(data), self.structured.start)
+
+    def adopt(self, q: LocalGaussian, shared: Globals) -> LocalFitState:
+        """A client's state that starts here."""
+        ours, own = self.structured.axes(shared.q), self.structured.own_axes(q, shared.q)
+        axes = None if ours is None or own is None else AllAxes(ours, own)
+        optimiser, per_unit = (), ()
+        if self.keeps_optimiser:
+            optimiser = self.ascent.init((shared, q)).leaves
+            longer = jax.eval_shape(self.ascent.init, (shared, resized(q, len(q.mean) + 1))).leaves
+            changed = (leaf.shape != other.shape for leaf, other in zip(optimiser, longer, strict=True))
+            per_unit = tuple(i for i, differs in enumerate(changed) if differs)
+        return jax.tree.map(np.asarray, LocalFitState(q, shared.q.mean, axes, optimiser, per_unit))
 
     def problem(self, inputs: ClientInput, local: LocalFitState, data: Data) -> Task:
         # the same density around the new mean
@@ -298,34 +311,53 @@ class SFVIAvg(CombiningAlgorithm):
     ) -> tuple[ClientUpdate, LocalFitState]:
         nothing = jnp.full_like(solution.bound, jnp.nan)
         report = Report(gap=nothing, free_energy=solution.bound, steps=solution.steps, converged=jnp.asarray(True))
-        optimiser = solution.ascent.leaves if self.keeps_optimiser else ()
-        return ClientUpdate(solution.shared, report), LocalFitState(
-            solution.q, solution.shared.q.mean, local.axes, optimiser
+        kept = replace(
+            local,
+            q=solution.q,
+            centre=solution.shared.q.mean,
+            optimiser=solution.ascent.leaves if self.keeps_optimiser else (),
         )
+        return ClientUpdate(solution.shared, report), kept
+
+
+class AveragingServer(CombiningServer):
+    """The server part: the barycentre of the clients' q(Z_G), and the mean of their theta."""
+
+    structured: StructuredInference
+    settling: Settling
+
+    def initial_state(self, num_clients: int) -> Averages:
+        return self.adopt(self.structured.start)
+
+    def adopt(self, shared: Globals) -> Averages:
+        """The server's own state that starts here."""
+        return Averages(np.asarray(np.nan), self.settling.init(shared.q))
+
+    def exchange(self, seed: Leaf, version: Leaf, method: Averages) -> Round:
+        return Round(jnp.asarray(version, jnp.uint32), self.settling.scale(method.watch))
 
     def combine(
-        self, posterior: Globals, method: Averages, exchange: PyTree, updates: ClientUpdate, share: Any
+        self, posterior: Globals, method: Averages, exchange: PyTree, updates: ClientUpdate, share: Leaf
     ) -> tuple[Globals, Averages]:
         theirs = updates.delta
         theta = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), theirs.theta)
         bound = jnp.asarray(jnp.mean(updates.report.free_energy), jnp.asarray(method.bound).dtype)
-        q = barycentre(theirs.q, posterior.q if self.structured.scouts else None)
+        units = posterior.q if self.structured.initialise and isinstance(posterior.q, DenseGlobal) else None
+        q = barycentre(theirs.q, units)
         return Globals(q, theta), Averages(bound, self.settling.seen(method.watch, q, bound))
 
-    def bound(self, method: Averages) -> Any:
+    def bound(self, method: Averages) -> Float[Leaf, ""]:
         return method.bound
 
 
-def _cut_or_padded(leaf: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The same with as many units; nothing is known of those that are added."""
+def _cut_or_padded(leaf: Leaf, num_units: int) -> np.ndarray:
+    """The same for so many units; those that are added have zeros."""
     leaf = np.asarray(leaf)
-    if leaf.shape == shape:
-        return leaf
-    more = np.zeros((max(shape[0] - len(leaf), 0), *shape[1:]), leaf.dtype)
-    return np.concatenate([leaf[: shape[0]], more])
+    more = np.zeros((max(num_units - len(leaf), 0), *leaf.shape[1:]), leaf.dtype)
+    return np.concatenate([leaf[:num_units], more])
 
 
-def barycentre(stacked: Any, units: Any = None) -> GlobalGaussian:
+def barycentre(stacked: MeanFieldGlobal | DenseGlobal, units: DenseGlobal | None = None) -> GlobalGaussian:
     """The Wasserstein barycentre of several q(Z_G), stacked, with equal weights.
 
     How far apart two full covariances are depends on the units of each latent. With `units`, a q(Z_G), it is measured

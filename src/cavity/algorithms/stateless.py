@@ -21,7 +21,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -30,12 +29,29 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from cavity import ledger
-from cavity.algorithms.ascent import Ascent, AscentState
+from cavity.aggregation.combining import CombiningServer
+from cavity.aggregation.propriety import proper_scale
+from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.fedep import identity
-from cavity.core import CombiningAlgorithm, Data, Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.algorithms.settling import block_of
+from cavity.core import (
+    Algorithm,
+    ClientPart,
+    Data,
+    Declaration,
+    Distribution,
+    Divergence,
+    Loss,
+    Model,
+    Problem,
+    RunDefaults,
+    Solution,
+    Solver,
+)
 from cavity.core.fields import as_number, require
+from cavity.core.host import to_host
 from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState
+from cavity.core.types import Leaf
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.point import PointMass
 from cavity.divergences.kl import KL
@@ -43,15 +59,14 @@ from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
 
 LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
-MAX_HALVINGS = 40
 
 
 class RowCounts(eqx.Module):
     """How many clients there are, and how many rows those had that have replied."""
 
-    num_clients: Float[Any, ""]
-    replies: Float[Any, ""]
-    rows: Float[Any, ""]
+    num_clients: Float[Leaf, ""]
+    replies: Float[Leaf, ""]
+    rows: Float[Leaf, ""]
 
 
 class Progress(eqx.Module):
@@ -64,11 +79,11 @@ class Progress(eqx.Module):
 class Change(eqx.Module):
     """What a client asks for, and how many rows it speaks for."""
 
-    delta: Any
-    num_rows: Float[Any, ""]
+    delta: Distribution
+    num_rows: Float[Leaf, ""]
 
 
-class StatelessAlgorithm(CombiningAlgorithm):
+class StatelessAlgorithm(Algorithm):
     """Both halves but what is taken out, and what the changes mean together.
 
     Attributes:
@@ -83,117 +98,132 @@ class StatelessAlgorithm(CombiningAlgorithm):
     model: Model
     solver: Solver
     optimiser: Ascent
-    num_rows: Any
+    num_rows: Float[Array, ""] | None
     loss: Loss
     divergence: Divergence
 
     @abc.abstractmethod
-    def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
+    def cavity(self, posterior: Distribution, share: Float[Array, ""]) -> Distribution:
         """In whose context a client with this share of all rows refits."""
 
     @abc.abstractmethod
-    def delta(self, posterior: Any, share: Float[Array, ""], tilted: Any) -> Any:
+    def delta(self, posterior: Distribution, share: Float[Array, ""], tilted: Distribution) -> Distribution:
         """Its change."""
 
     @abc.abstractmethod
-    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+    def together(self, changes: Change, total: Float[Array, ""]) -> Distribution:
         """The direction of the server's step from a round's changes, stacked, where all clients have `total` rows."""
 
     @property
-    def prior(self) -> Any:
+    def prior(self) -> Distribution:
         return self.model.prior
 
     @property
-    def default_block(self) -> int:
-        return 1 if self.model.prior.dimension >= LARGE else super().default_block
+    def client(self) -> StatelessClient:
+        return StatelessClient(self.solver, self)
 
-    def initial_local(self, data: Data) -> PyTree:
-        return None
+    @property
+    def server(self) -> StatelessServer:
+        return StatelessServer(self)
 
-    def initial_method(self, num_clients: int) -> Progress:
-        row_counts = RowCounts(np.float64(num_clients), np.float64(0), np.float64(0))
-        return ledger.to_host(Progress(self.optimiser.init(self.prior), row_counts))
+    @property
+    def declaration(self) -> Declaration:
+        delta = self.prior**0.0
+        return Declaration(Change(delta, np.zeros((), np.result_type(*jax.tree.leaves(delta)))))
 
-    def exchange(self, seed: Any, version: Any, method: Progress) -> RowCounts:
-        return method.row_counts
+    @property
+    def defaults(self) -> RunDefaults:
+        return RunDefaults(
+            rounds_per_block=1 if self.model.prior.dimension >= LARGE else block_of(RunDefaults().rounds)
+        )
+
+    def gap(self, posterior: Distribution, tilted: Distribution) -> Float[Array, ""]:
+        """How far a client's tilted distribution is from the posterior, in nats."""
+        return tilted.kl(posterior)
+
+    def share(self, row_counts: RowCounts, data: Data) -> Float[Array, ""]:
+        """A client's share of all rows; where nothing is known of the others, they are taken to be alike."""
+        rows = _rows(data)
+        total = self.total(row_counts).astype(rows.dtype)
+        alike = row_counts.num_clients.astype(rows.dtype) * rows
+        return rows / jnp.asarray(jnp.where(total > 0, total, alike))
+
+    def total(self, row_counts: RowCounts) -> Float[Array, ""]:
+        """N, given or estimated; 0 where nothing is known."""
+        if self.num_rows is not None:
+            return self.num_rows
+        num_clients, replies, rows = map(jnp.asarray, (row_counts.num_clients, row_counts.replies, row_counts.rows))
+        return num_clients * rows / jnp.maximum(replies, 1.0)
+
+
+class StatelessClient(ClientPart):
+    """The client part: refit in the method's cavity."""
+
+    solver: Solver
+    method: StatelessAlgorithm
 
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
-        cavity = self.cavity(inputs.posterior, self._share(inputs, data))
-        loss, rows = self.loss.in_context(self.model, cavity, data)
-        return Problem(self.model, loss, self.divergence, cavity, inputs.posterior, rows)
+        method = self.method
+        cavity = method.cavity(inputs.posterior, method.share(inputs.shared, data))
+        loss, rows = method.loss.in_context(method.model, cavity, data)
+        return Problem(method.model, loss, method.divergence, cavity, inputs.posterior, rows)
 
     def update(
         self, inputs: ClientInput, local: PyTree, problem: Problem, solution: Solution
     ) -> tuple[ClientUpdate, PyTree]:
         report = Report(
-            gap=self.gap(inputs.posterior, solution.tilted),
+            gap=self.method.gap(inputs.posterior, solution.tilted),
             free_energy=jnp.full_like(solution.expected_loss, jnp.nan),
             steps=solution.steps,
             converged=solution.converged,
         )
-        delta = self.delta(inputs.posterior, self._share(inputs, problem.data), solution.tilted)
+        share = self.method.share(inputs.shared, problem.data)
+        delta = self.method.delta(inputs.posterior, share, solution.tilted)
         return ClientUpdate(Change(delta, _rows(problem.data)), report), local
 
-    def gap(self, posterior: Any, tilted: Any) -> Float[Array, ""]:
-        """How far a client's data still pull, in nats."""
-        return tilted.kl(posterior)
 
-    def _share(self, inputs: ClientInput, data: Data) -> Float[Array, ""]:
-        rows, row_counts = _rows(data), inputs.shared
-        total = self._total(row_counts).astype(rows.dtype)
-        alike = row_counts.num_clients.astype(rows.dtype) * rows
-        return rows / jnp.asarray(jnp.where(total > 0, total, alike))
+class StatelessServer(CombiningServer):
+    """The server part: one step of the optimiser along what the clients ask for together."""
 
-    def _total(self, row_counts: RowCounts) -> Float[Array, ""]:
-        """N, given or estimated; 0 where nothing is known."""
-        if self.num_rows is not None:
-            return self.num_rows
-        replies = jnp.asarray(row_counts.replies)
-        return row_counts.num_clients * row_counts.rows / jnp.maximum(replies, 1.0)
+    method: StatelessAlgorithm
+
+    def initial_state(self, num_clients: int) -> Progress:
+        counts = RowCounts(np.asarray(float(num_clients)), np.zeros(()), np.zeros(()))
+        return to_host(Progress(self.method.optimiser.init(self.method.prior), counts))
+
+    def exchange(self, seed: Leaf, version: Leaf, method: Progress) -> RowCounts:
+        return method.row_counts
 
     def combine(
-        self, posterior: Any, method: Progress, exchange: PyTree, updates: ClientUpdate, share: Any
-    ) -> tuple[Any, Progress]:
-        changes = updates.delta
-        replies = jnp.asarray(changes.num_rows.shape[0], jnp.asarray(method.row_counts.replies).dtype)
-        row_counts = RowCounts(
-            method.row_counts.num_clients,
-            method.row_counts.replies + replies,
-            method.row_counts.rows + jnp.sum(changes.num_rows),
-        )
-        direction = self.together(changes, self._total(row_counts))
-        moved, optimiser = self.optimiser.step(posterior, method.optimiser, direction)
-        return _proper_part(posterior, moved), Progress(optimiser, row_counts)
+        self, posterior: Distribution, method: Progress, exchange: PyTree, updates: ClientUpdate, share: Leaf
+    ) -> tuple[Distribution, Progress]:
+        changes, before = updates.delta, method.row_counts
+        replies = jnp.asarray(changes.num_rows.shape[0], jnp.asarray(before.replies).dtype)
+        counts = RowCounts(before.num_clients, before.replies + replies, before.rows + jnp.sum(changes.num_rows))
+        direction = self.method.together(changes, self.method.total(counts))
+        moved, optimiser = self.method.optimiser.step(posterior, method.optimiser, direction)
 
-    def bound(self, method: PyTree) -> Any:
-        return jnp.nan
+        def at(scale: float | Leaf) -> Distribution:
+            return jax.tree.map(lambda a, b: a + jnp.asarray(scale).astype(b.dtype) * (b - a), posterior, moved)
+
+        return at(proper_scale(lambda scale: at(scale).is_proper)), Progress(optimiser, counts)
+
+    def bound(self, method: Progress) -> float:
+        return float("nan")
 
 
 def _rows(data: Data) -> Float[Array, ""]:
     return jnp.sum(jnp.asarray(data.weight, jnp.result_type(float)))
 
 
-def _proper_part(posterior: Any, moved: Any) -> Any:
-    """The step, halved until the posterior is proper; none of it where that never is."""
-
-    def at(exponent: Array) -> Any:
-        return jax.tree.map(lambda a, b: a + exponent.astype(b.dtype) * (b - a), posterior, moved)
-
-    def improper(exponent: Array) -> Array:
-        return ~at(exponent).is_proper & (exponent > 2.0**-MAX_HALVINGS)
-
-    exponent = jax.lax.while_loop(improper, lambda exponent: exponent / 2, jnp.ones(()))
-    return at(jnp.where(at(exponent).is_proper, exponent, 0.0))
-
-
-def _of_share(q: Any, share: Float[Array, ""]) -> Any:
+def _of_share(q: Distribution, share: Float[Array, ""]) -> Distribution:
     return jax.tree.map(lambda eta: share.astype(eta.dtype) * eta, q)
 
 
 class _Gaussian(StatelessAlgorithm):
     """What FedSEP and FedPA share: a Gaussian posterior."""
 
-    def average_factor(self, posterior: Any, share: Float[Array, ""]) -> Any:
+    def average_factor(self, posterior: Distribution, share: Float[Array, ""]) -> Distribution:
         """(posterior / prior) ** share."""
         return _of_share(posterior / self.prior, share)
 
@@ -201,10 +231,10 @@ class _Gaussian(StatelessAlgorithm):
         self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
     ) -> ServerState:
         """Go on from a point that all clients' rows have found together: prior * N(point, 1 / (c N))."""
-        prior = ledger.to_host(self.prior)
+        prior = to_host(self.prior)
         total = float(self.num_rows) if self.num_rows is not None else sum(count_rows().values())  # all are loaded
-        found = ledger.to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
-        method = self.initial_method(len(server.clients))
+        found = to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
+        method = self.server.initial_state(len(server.clients))
         return replace(server, prior=prior, posterior=prior * found, method=method, version=server.version + 1)
 
 
@@ -216,7 +246,7 @@ class FedSEP(_Gaussian):
         model: Model,
         *,
         solver: Solver | None = None,
-        optimiser: Callable[[Any], Any] | None = None,
+        optimiser: MakeOptimiser | None = None,
         step_size: float = 1.0,
         num_rows: float | int | None = None,
     ):
@@ -231,13 +261,13 @@ class FedSEP(_Gaussian):
         """
         _set(self, model, solver, optimiser, step_size, num_rows)
 
-    def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
+    def cavity(self, posterior: Distribution, share: Float[Array, ""]) -> Distribution:
         return posterior / self.average_factor(posterior, share)
 
-    def delta(self, posterior: Any, share: Float[Array, ""], tilted: Any) -> Any:
+    def delta(self, posterior: Distribution, share: Float[Array, ""], tilted: Distribution) -> Distribution:
         return tilted / posterior
 
-    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+    def together(self, changes: Change, total: Float[Array, ""]) -> Distribution:
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), changes.delta)
 
 
@@ -249,7 +279,7 @@ class FedPA(_Gaussian):
         model: Model,
         *,
         solver: Solver | None = None,
-        optimiser: Callable[[Any], Any] | None = None,
+        optimiser: MakeOptimiser | None = None,
         step_size: float = 1.0,
         num_rows: float | int | None = None,
     ):
@@ -264,13 +294,13 @@ class FedPA(_Gaussian):
         """
         _set(self, model, solver, optimiser, step_size, num_rows)
 
-    def cavity(self, posterior: Any, share: Float[Array, ""]) -> Any:
+    def cavity(self, posterior: Distribution, share: Float[Array, ""]) -> Distribution:
         return _of_share(posterior, jnp.zeros(()))
 
-    def delta(self, posterior: Any, share: Float[Array, ""], tilted: Any) -> Any:
+    def delta(self, posterior: Distribution, share: Float[Array, ""], tilted: Distribution) -> Distribution:
         return tilted / self.average_factor(posterior, share)
 
-    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+    def together(self, changes: Change, total: Float[Array, ""]) -> Distribution:
         scale = total / jnp.sum(changes.num_rows)
         return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * jnp.sum(leaf, axis=0), changes.delta)
 
@@ -284,14 +314,14 @@ class FedAvg(StatelessAlgorithm):
         start: the first point.
     """
 
-    start: Float[Any, " d"]
+    start: Float[Leaf, " d"]
 
     def __init__(
         self,
         model: Model,
         *,
         solver: Solver | None = None,
-        optimiser: Callable[[Any], Any] | None = None,
+        optimiser: MakeOptimiser | None = None,
         step_size: float = 1.0,
         start: PyTree = None,
     ):
@@ -322,19 +352,24 @@ class FedAvg(StatelessAlgorithm):
     def gap(self, posterior: PointMass, tilted: PointMass) -> Float[Array, ""]:
         return 0.5 * jnp.sum((tilted / posterior).location ** 2)
 
-    def cavity(self, posterior: PointMass, share: Float[Array, ""]) -> Any:
+    def cavity(self, posterior: PointMass, share: Float[Array, ""]) -> Distribution:
         return _of_share(self.model.prior, jnp.zeros(()))
 
-    def delta(self, posterior: PointMass, share: Float[Array, ""], tilted: PointMass) -> Any:
+    def delta(self, posterior: PointMass, share: Float[Array, ""], tilted: PointMass) -> Distribution:
         return tilted / posterior
 
-    def together(self, changes: Change, total: Float[Array, ""]) -> Any:
+    def together(self, changes: Change, total: Float[Array, ""]) -> Distribution:
         weight = changes.num_rows / jnp.sum(changes.num_rows)
         return jax.tree.map(lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, axes=1), changes.delta)
 
 
 def _set(
-    algorithm: Any, model: Model, solver: Solver | None, optimiser: Any, step_size: float, num_rows: float | int | None
+    algorithm: StatelessAlgorithm,
+    model: Model,
+    solver: Solver | None,
+    optimiser: MakeOptimiser | None,
+    step_size: float,
+    num_rows: float | int | None,
 ) -> None:
     """The parts that all of them have, checked."""
     from cavity.solvers import SGMCMC, SGDIterates

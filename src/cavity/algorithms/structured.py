@@ -1,29 +1,31 @@
 """The bound of a structured model in a family, how its gradient is estimated, and where it starts.
 
-What SFVI and SFVI-Avg have in common: a silo's side of an exchange, and the choice of the parts by the model's size.
+What SFVI and SFVI-Avg have in common: a client's side of an exchange, and the choice of the parts by the model's size.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, UInt32
 
 from cavity.algorithms.ascent import AscentState
 from cavity.algorithms.bound import Globals, client_gradient, unit_noise
 from cavity.algorithms.pvi import PVI
 from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
-from cavity.core import Data, LatentModel
+from cavity.core import Algorithm, Data, Declaration, Initialisation, LatentModel, LocalUnits
+from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
-from cavity.models.mixed.marginal import conditional_modes, marginal
+from cavity.models.mixed.marginal import Marginal, conditional_modes, marginal
 from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.solvers.gradient import mini_batch
 from cavity.solvers.laplace import Laplace
@@ -32,7 +34,7 @@ MANY_GLOBALS = 200  # from which on q(Z_G) has no correlations by default
 MANY_COUPLINGS = 20_000  # numbers in one unit's C_u from which on there is none by default
 SMALL_UNIT = 3  # latents of a unit up to which importance samples are drawn by default
 SAMPLES = 20
-SCOUTED_GLOBALS = 50  # up to which the start is looked for by default
+INITIALISED_GLOBALS = 50  # up to which the start is found by Laplace's method by default
 EXCHANGE_STREAM = 0x5F71
 
 
@@ -45,17 +47,20 @@ class Exchange(eqx.Module):
         scale: of the step size.
     """
 
-    noise: Float[Any, "s e"]
-    key: UInt32[Any, 2]
-    scale: Float[Any, ""]
+    noise: Float[Leaf, "s e"]
+    key: UInt32[Leaf, 2]
+    scale: Float[Leaf, ""]
 
 
-class LocalState(eqx.Module):
-    """What stays at a silo: q(Z_L | Z_G), its optimiser's state, and along what that climbs."""
+class LocalState(LocalUnits):
+    """What stays at a client: q(Z_L | Z_G), its optimiser's state, and the axes along which it climbs."""
 
     q: LocalGaussian
     ascent: AscentState
     axes: LocalAxes | None = None
+
+    def resized(self, num_units: int) -> LocalState:
+        return resized(self, num_units)
 
 
 class ClientTask(eqx.Module):
@@ -80,7 +85,7 @@ class StructuredInference(eqx.Module):
         widens: whether its standard deviations look at Z_G too, which the paper's do not.
         local_scale: its standard deviations before any data.
         batch_size: rows per gradient; None takes all. Where every row is a unit, their latents are drawn with them.
-        scouts: whether the start is looked for first, and steps are taken in units of q.
+        initialise: whether the start is found by Laplace's method first, and steps are taken in units of q.
         located: whether it has been found.
     """
 
@@ -93,19 +98,19 @@ class StructuredInference(eqx.Module):
     widens: bool = eqx.field(static=True)
     local_scale: float
     batch_size: int | None = eqx.field(static=True, default=None)
-    scouts: bool = eqx.field(static=True, default=False)
+    initialise: bool = eqx.field(static=True, default=False)
     located: bool = eqx.field(static=True, default=False)
 
     @property
-    def scout(self) -> PVI | None:
+    def laplace(self) -> PVI | None:
         """Laplace's method for the model without its local latents; None where the start has been found."""
-        if not self.scouts or self.located:
+        if not self.initialise or self.located:
             return None
         assert isinstance(self.model, NumpyroModel)
         return PVI(marginal(self.model), solver=Laplace())
 
     def starting_at(self, found: FullGaussian) -> StructuredInference:
-        """The same, with q(Z_G) at what the scout has found."""
+        """The same, with q(Z_G) at what Laplace's method has found."""
         with jax.enable_x64(True):
             mean, precision = (jnp.asarray(part) for part in (found.mean, found.precision))
             root = jnp.linalg.cholesky(jnp.asarray(found.covariance))
@@ -119,11 +124,11 @@ class StructuredInference(eqx.Module):
 
     def axes(self, shared: GlobalGaussian) -> GlobalAxes | None:
         """Along which the server climbs that starts here."""
-        return GlobalAxes.of(shared) if self.scouts else None
+        return GlobalAxes.of(shared) if self.initialise else None
 
     def own_axes(self, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes | None:
         """Along which a silo climbs that starts here, with its own parameters."""
-        return LocalAxes.of(own, shared) if self.scouts else None
+        return LocalAxes.of(own, shared) if self.initialise else None
 
     def initial_q(self, data: Data) -> LocalGaussian:
         """q(Z_L | Z_G) of a silo before any data; a model that encodes its units leaves no number to keep."""
@@ -155,7 +160,7 @@ class StructuredInference(eqx.Module):
         )
 
     def gradient(
-        self, key: PRNGKeyArray, client: ClientTask, *, joint_scale: Any = None
+        self, key: PRNGKeyArray, client: ClientTask, *, joint_scale: Leaf | None = None
     ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
         """The silo's part of the bound, of its gradient, and the gradient in its own parameters."""
         row_key, unit_key, model_key = jax.random.split(key, 3)
@@ -167,10 +172,12 @@ class StructuredInference(eqx.Module):
         if self.batch_size is not None:
             rows = mini_batch(row_key, data, self.batch_size)
             data = Data(rows.batch, rows.weight, rows.num_rows, units)
-        exchange = jax.random.wrap_key_data(client.exchange.key)
+        exchange = jax.random.wrap_key_data(jnp.asarray(client.exchange.key))
         shape = (self.num_draws, self.num_samples, self.model.local_size(data))
         noise = unit_noise(unit_key, exchange, units, shape, q.mean.dtype)
-        return client_gradient(self.model, client.shared, q, client.exchange.noise, noise, data, model_key, joint_scale)
+        return client_gradient(
+            self.model, client.shared, q, jnp.asarray(client.exchange.noise), noise, data, model_key, joint_scale
+        )
 
     def _gradient_of_some_units(
         self,
@@ -178,7 +185,7 @@ class StructuredInference(eqx.Module):
         unit_key: PRNGKeyArray,
         model_key: PRNGKeyArray,
         client: ClientTask,
-        joint_scale: Any,
+        joint_scale: Leaf | None,
     ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
         """The same from `batch_size` units drawn with replacement; those that were not drawn have a gradient of 0."""
         data, own, size = client.data, client.own.q, self.batch_size
@@ -194,17 +201,19 @@ class StructuredInference(eqx.Module):
         dtype = client.shared.q.mean.dtype
         shape = (self.num_draws, self.num_samples, self.model.local_size(data))
         assert some.units is not None
-        noise = unit_noise(unit_key, jax.random.wrap_key_data(client.exchange.key), some.units, shape, dtype)
+        noise = unit_noise(
+            unit_key, jax.random.wrap_key_data(jnp.asarray(client.exchange.key)), some.units, shape, dtype
+        )
         q = jax.tree.map(lambda leaf: leaf[places], own)
         found = client_gradient(
-            self.model, client.shared, q, client.exchange.noise, noise, some, model_key, joint_scale
+            self.model, client.shared, q, jnp.asarray(client.exchange.noise), noise, some, model_key, joint_scale
         )
         scale = jnp.asarray(data.num_rows, dtype) / size
         bound, gradient, to_units = jax.tree.map(lambda leaf: scale * leaf, found)
         spread = jax.tree.map(lambda leaf, some: jnp.zeros_like(leaf).at[places].add(some), own, to_units)
         return bound, gradient, spread
 
-    def exchange(self, seed: Any, version: Any, scale: Any) -> Exchange:
+    def exchange(self, seed: Leaf, version: Leaf, scale: Leaf) -> Exchange:
         """The noise of Z_G in one exchange, from the seed and the version alone, and the scale of its steps."""
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EXCHANGE_STREAM), version)
         noise_key, unit_key = jax.random.split(key)
@@ -224,13 +233,13 @@ def structured_inference(
     widens: bool | None = None,
     local_scale: float = 0.5,
     batch_size: int | None = None,
-    dtype: Any = None,
-    scout: bool | None = None,
+    dtype: DTypeLike | None = None,
+    initialise: bool | None = None,
 ) -> StructuredInference:
     """The parts with their defaults, by the size of the model.
 
-    With `scout` the start is Laplace's approximation, found by some rounds of its own, and steps are in units of q: it
-    does not matter then how the model's parameters are scaled. None does so for small NumPyro models.
+    With `initialise` the start is Laplace's approximation, found by some rounds of its own, and steps are in units of
+    q: then it does not matter how the model's parameters are scaled. None does so for small NumPyro models.
     """
     if not isinstance(model, LatentModel):
         raise CavityError(
@@ -257,11 +266,11 @@ def structured_inference(
             "importance samples need all rows of a unit: the log of an estimate is biased; leave out `num_samples`, or "
             "both `batch_size` and plates that draw rows"
         )
-    if scout is None:
-        is_small = model.num_global <= SCOUTED_GLOBALS and model.num_local <= SMALL_UNIT
-        scout = isinstance(model, NumpyroModel) and is_small and sees_all_rows
-    if scout and not isinstance(model, NumpyroModel):
-        raise CavityError(f"a start is looked for in NumPyro models, not in {type(model).__name__}; leave `scout` out")
+    if initialise is None:
+        is_small = model.num_global <= INITIALISED_GLOBALS and model.num_local <= SMALL_UNIT
+        initialise = isinstance(model, NumpyroModel) and is_small and sees_all_rows
+    if initialise and not isinstance(model, NumpyroModel):
+        raise CavityError(f"`initialise` is for NumPyro models, not for {type(model).__name__}; leave it out")
     theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), model.theta)
     return StructuredInference(
         model=model,
@@ -273,8 +282,51 @@ def structured_inference(
         widens=widens,
         local_scale=float(local_scale),
         batch_size=batch_size,
-        scouts=scout,
+        initialise=initialise,
     )
+
+
+class LaplaceFirst(Initialisation):
+    """Laplace's method for the model without its local latents runs first.
+
+    Attributes:
+        algorithm: that method.
+        then: the method that starts at what was found.
+    """
+
+    algorithm: PVI
+    then: Starting
+
+    def data(self, data: Data) -> Data:
+        model = self.algorithm.model
+        assert isinstance(model, Marginal)
+        return model.of(data)
+
+    def start(self, posterior: FullGaussian) -> Algorithm:
+        return self.then.starting_at(posterior)
+
+
+class Starting(Algorithm):
+    """A method that can start at a Gaussian of the global latents."""
+
+    structured: eqx.AbstractVar[StructuredInference]
+
+    @property
+    def prior(self) -> Globals:
+        return self.structured.start
+
+    @property
+    def initialisation(self) -> LaplaceFirst | None:
+        first = self.structured.laplace
+        return None if first is None else LaplaceFirst(first, self)
+
+    @property
+    def declaration(self) -> Declaration:
+        return Declaration(self.prior, gap=False, bound=True)
+
+    @abc.abstractmethod
+    def starting_at(self, found: FullGaussian) -> Algorithm:
+        """The same method, starting at what its initialisation has found."""
 
 
 def dense_family(mean: Array, scale: Array) -> DenseGlobal:
@@ -290,7 +342,7 @@ def mean_field(mean: Array, scale: Array) -> MeanFieldGlobal:
 def resized(local: PyTree, num_units: int) -> PyTree:
     """The same for so many units; per-unit leaves have at least two axes, and padding repeats the last unit."""
 
-    def fit(leaf: Any) -> Any:
+    def fit(leaf: Leaf) -> Leaf:
         if np.ndim(leaf) < 2 or len(leaf) == num_units:
             return leaf
         leaf = np.asarray(leaf)

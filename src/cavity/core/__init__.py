@@ -1,4 +1,4 @@
-"""Every abstract class of Cavity, a few methods each. Read these six files first.
+"""The contracts, one per file, and the records that travel. Read these files first.
 
 A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
 
@@ -12,18 +12,24 @@ Numbers are array leaves, so that a sweep over them does not recompile; counts a
 """
 
 from cavity.core.algorithm import (
+    Absorbed,
     Algorithm,
-    BlockRound,
-    BlockRounds,
-    ClientSource,
-    CombiningAlgorithm,
-    Damping,
-    Engine,
-    EntryAlgorithm,
-    Plan,
-    Schedule,
+    BlockPart,
+    BlockState,
+    ClientPart,
+    Convergence,
+    Declaration,
+    Entries,
+    Initialisation,
+    LocalUnits,
+    Release,
+    RunDefaults,
+    ServerPart,
 )
+from cavity.core.client_source import ClientSource
+from cavity.core.damping import Damping
 from cavity.core.distribution import Distribution
+from cavity.core.engine import BlockRound, BlockRounds, Engine
 from cavity.core.hyperparameter import Hyperparameter
 from cavity.core.latent_model import LatentModel
 from cavity.core.model import (
@@ -49,30 +55,38 @@ from cavity.core.model import (
     pad,
     weighted_sum,
 )
+from cavity.core.schedule import Plan, Schedule
 from cavity.core.solver import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
 
 __all__ = [
+    "Absorbed",
     "Algorithm",
+    "BlockPart",
     "BlockRound",
     "BlockRounds",
+    "BlockState",
+    "ClientPart",
     "ClientSource",
     "ClosedFormMean",
-    "CombiningAlgorithm",
     "ConjugateModel",
+    "Convergence",
     "CorrectedPrior",
     "Damping",
     "Data",
+    "Declaration",
     "Distribution",
     "Divergence",
     "Encoding",
     "Engine",
-    "EntryAlgorithm",
+    "Entries",
     "ExpectedPower",
     "GaussianRows",
     "Hyperparameter",
+    "Initialisation",
     "LatentModel",
     "Likelihood",
     "LinearModel",
+    "LocalUnits",
     "Loss",
     "Model",
     "MultipleOfKL",
@@ -85,9 +99,12 @@ __all__ = [
     "PredictorModel",
     "Problem",
     "PseudoRows",
+    "Release",
     "ReportedModel",
     "RowModel",
+    "RunDefaults",
     "Schedule",
+    "ServerPart",
     "Solution",
     "Solver",
     "pad",

@@ -1,357 +1,284 @@
-"""Both halves of a method, who works when, and where."""
+"""Algorithm: a method, as a client part and a server part.
+
+One exchange, in the words of this file:
+
+    inputs          = posterior, the client's entry, shared            # ledger.dispatch
+    problem         = client.problem(inputs, local, data)              # at the client, traced
+    solution        = client.solver on the problem
+    update, local   = client.update(inputs, local, problem, solution)
+    update, spent   = client.release.apply(private key, update, ...)   # privacy; most methods have none
+    change          = server.absorb(state, replies)                    # at the server, each reply exactly once
+
+A method with factors keeps one entry per client (`Entries`), and its posterior is a function of prior and entries. A
+method without entries makes the next posterior from all replies of a round.
+"""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import equinox as eqx
-import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from cavity import ledger
-from cavity.core.messages import ClientInput, ClientUpdate, Message, Reply, Report, ServerState, Stacked
-from cavity.core.model import Data
+from cavity.core.messages import Change, ClientInput, ClientUpdate, Reply, ServerState, Stacked
+from cavity.core.model import Data, Model
 from cavity.core.solver import Solver
+from cavity.core.types import Leaf
 from cavity.errors import UnsuitableError
 
 
-class Damping(eqx.Module):
-    """The server's choice of the exponent of each delta; a product that is improper is its second concern."""
+class Release(eqx.Module):
+    """What happens to an update before it leaves the client: clipping, noise, a charge to a privacy budget.
+
+    The key comes from a secret of the client and never from the study's seed, which the server knows. What has been
+    spent is stored before the reply leaves, and stays spent if the server refuses the reply.
+    """
 
     @abc.abstractmethod
-    def init(self) -> PyTree:
-        """The state before the first reply."""
+    def initial(self, data: Data) -> PyTree:
+        """What has been spent before the first update."""
 
     @abc.abstractmethod
-    def choose(self, state: PyTree, gaps: Any, staleness: Any) -> tuple[Any, PyTree]:
-        """The exponents of some replies. It may be traced: a block of rounds is one program.
-
-        Args:
-            state: what `init`, `choose` or `backed_off` returned.
-            gaps: the last one of every member, these replies' included; infinite before a member's first.
-            staleness: for each reply, the age in versions of what it answers.
-        """
-
-    @abc.abstractmethod
-    def backed_off(self, state: PyTree) -> PyTree:
-        """The state after the exponents were halved because the product was improper."""
+    def apply(self, key: PRNGKeyArray, update: ClientUpdate, spent: PyTree, data: Data) -> tuple[ClientUpdate, PyTree]:
+        """The update that is sent, and what has been spent with it. Traced, and vectorised over clients."""
 
 
-class Algorithm(eqx.Module):
-    """Both halves of a method. The client's: `problem` and `answer`, around a solve. The server's: `absorb`."""
+class ClientPart(eqx.Module):
+    """What runs at a client: pure functions, traced and vectorised over clients."""
 
-    model: eqx.AbstractVar[Any]  # a Model, or a LatentModel
     solver: eqx.AbstractVar[Solver]
-    absorbs_together: ClassVar[bool] = False  # whether `absorb` needs all replies that a plan waits for at once
-    reserved_names: ClassVar[frozenset[str]] = frozenset()  # of entries of the server's own, which no client may have
-    absorbs_in_double: ClassVar[bool] = True  # whether `absorb` is given answers in float64; else as they came
+
+    def initial_local(self, data: Data) -> PyTree:
+        """What the client keeps between rounds (local latents); None for most methods."""
+        return None
+
+    @abc.abstractmethod
+    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> PyTree:
+        """The client's problem for one message."""
+
+    @abc.abstractmethod
+    def update(
+        self, inputs: ClientInput, local: PyTree, problem: PyTree, solution: PyTree
+    ) -> tuple[ClientUpdate, PyTree]:
+        """The update and the new local state, from the solver's solution."""
 
     @property
-    @abc.abstractmethod
-    def prior(self) -> Any:
-        """What the posterior is before any data."""
+    def release(self) -> Release | None:
+        """What happens to an update before it leaves; None sends it as it is."""
+        return None
+
+
+class LocalUnits(eqx.Module):
+    """Local state with one set of numbers per unit, which an engine may pad."""
 
     @abc.abstractmethod
-    def initial_entry(self) -> PyTree:
-        """The entry of a client that has not replied; None for methods without entries."""
+    def resized(self, num_units: int) -> LocalUnits:
+        """The same for so many units, those at the end being padding."""
+
+
+class Entries(eqx.Module):
+    """What the ledger keeps per client, and the posterior as a function of it."""
 
     @abc.abstractmethod
-    def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Any:
-        """The client's problem for one message; traced, and vectorised over clients."""
+    def initial(self) -> PyTree:
+        """The entry of a client that has not replied: the unit factor."""
 
     @abc.abstractmethod
-    def update(self, inputs: ClientInput, local: PyTree, problem: Any, solution: Any) -> tuple[ClientUpdate, PyTree]:
-        """The client's change and report, and its new local state; traced, and vectorised over clients."""
-
-    @abc.abstractmethod
-    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        """The server's change for these replies, each applied exactly once."""
-
-    @abc.abstractmethod
-    def merge(self, entry: PyTree, delta: PyTree, exponent: Any) -> PyTree:
+    def merge(self, entry: PyTree, delta: PyTree, exponent: float | Leaf) -> PyTree:
         """A client's entry after its delta was accepted with this exponent."""
 
     @abc.abstractmethod
-    def initial_method(self, num_clients: int) -> PyTree:
-        """The method's own state at the server (damping, optimiser)."""
+    def rebuild(self, prior: PyTree, entries: Sequence[PyTree] | Stacked) -> PyTree:
+        """The posterior of prior and entries. It may be traced, with the entries stacked."""
 
-    @abc.abstractmethod
-    def initial_local(self, data: Data) -> PyTree:
-        """What a client keeps to itself between rounds; None for most methods."""
+    def joint(self) -> PyTree:
+        """The server's joint entry where each client holds its own; raises ProtocolError where that is impossible."""
+        return self.initial()
 
-    @abc.abstractmethod
-    def shared(self, server: ServerState) -> PyTree:
-        """What a message carries besides posterior and entry; None for most methods."""
-
-    def remark_on(self, delta: PyTree, data: Data) -> str | None:
-        """What a client's owner should know of an answer before it leaves; None for most methods."""
-        return None
-
-    def free_energy(self, server: ServerState, posterior: Any) -> float:
-        """The global bound at the posterior that the last round's clients answered, in nats; NaN if not known."""
-        return float("nan")
-
-    def log_likelihood(self, theta: PyTree, data: Data) -> Any:
-        """What these rows add to the log of the density that the posterior stands for, beside the prior; traced.
-
-        Raises UnsuitableError where it stands for none that is a product over rows of what all parties share.
-        """
-        raise UnsuitableError(
-            f"{type(self).__name__} has no likelihood of a client's rows given what all clients share; importance "
-            "weights are for PVI, and FedGVI with multiples of KL"
-        )
-
-    def settled(self, method: PyTree) -> bool | None:
-        """Whether the server's own state says that the run has converged; None where the clients' residuals do."""
-        return None
-
-    def convergence(self, posterior: Any, method: PyTree) -> str | None:
-        """For a summary, whether it has converged by `settled`, and if not, what to do; None where residuals say so."""
-        return None
-
-    @property
-    def owned(self) -> frozenset[str]:
-        """Names of entries whose owner is the server: nothing crosses a wire for them."""
-        return frozenset()
-
-    @property
-    def default_rounds(self) -> int:
-        """After how many rounds a run ends at the latest, if its user does not say."""
-        return 100
-
-    @property
-    def default_block(self) -> int:
-        """How many rounds are run as one program, if the user does not say."""
-        return 1
-
-    def resized(self, local: PyTree, num_units: int) -> PyTree:
-        """A client's local state for so many units, those at the end being padding."""
-        return local
-
-    @property
-    def scout(self) -> Algorithm | None:
-        """A method that finds where this one starts, run before it on what its `model.of` makes of the data."""
-        return None
-
-    def starting_at(self, found: Any) -> Algorithm:
-        """The same method, starting at what its scout has found."""
-        return self
-
-
-class EntryAlgorithm(Algorithm):
-    """A method with one entry per client, whose posterior is rebuilt from prior and entries after every change.
-
-    Only the parts that differ are left abstract; a client that keeps local latents says so in `initial_local`.
-    """
-
-    damping: eqx.AbstractVar[Damping]
-    absorbs_together: ClassVar[bool] = True  # one that came later would be damped and refused differently
-
-    @abc.abstractmethod
-    def rebuild(self, prior: Any, entries: Sequence[PyTree] | Stacked) -> Any:
-        """The posterior as a function of prior and entries: a product, or a union. It may be traced, on stacks."""
+    def initial_posterior(self, prior: PyTree, posterior: PyTree, entries: Mapping[str, PyTree]) -> PyTree:
+        """The posterior after initial entries were added: unchanged for a product."""
+        return posterior
 
     def remaining(self, server: ServerState, entries: dict[str, PyTree]) -> dict[str, PyTree]:
-        """The entries of whoever stays when one has left, as a start of their refinement; as they are, for most."""
+        """The entries from which the others refine after one client has left."""
         return entries
 
-    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        return ledger.absorb_into_entries(self, server, replies)
 
-    @property
-    def in_blocks(self) -> bool:
-        """Whether `absorb` is the ledger's own, so that rounds can run as one program."""
-        return True
+class BlockState(eqx.Module):
+    """The part of the server's state that a round changes, with entries stacked (None for methods without)."""
 
-    @property
-    def entries_multiply(self) -> bool:
-        """Whether an entry is its factor and no more, so that one can stand for all where clients hold theirs."""
-        return True
-
-    @property
-    def halvings_alone(self) -> int:
-        """How often the exponent of one fresh reply may be halved for a proper posterior before it is refused."""
-        return ledger.HALVINGS_ALONE
-
-    def initial_method(self, num_clients: int) -> PyTree:
-        return self.damping.init()
-
-    def shared(self, server: ServerState) -> PyTree:
-        return None
-
-    def free_energy(self, server: ServerState, posterior: Any) -> float:
-        return ledger.free_energy(server, posterior)
+    posterior: PyTree
+    entries: PyTree
+    method: PyTree
 
 
-class CombiningAlgorithm(Algorithm):
-    """A method without entries: the server makes its next posterior of all replies together (SFVI, averaging).
+class Absorbed(eqx.Module):
+    """What became of one round of a block.
 
-    Each accepted reply is used exactly once. Everything here may be traced: a block of rounds is one program.
+    Attributes:
+        state: after the round.
+        exponents: of each client.
+        bound: the global bound at the posterior that the clients received.
+        usable: whether the ledger would accept every reply; if not, the block ends before this round.
     """
 
-    absorbs_together: ClassVar[bool] = True
-    absorbs_in_double: ClassVar[bool] = False  # its program converts them
+    state: BlockState
+    exponents: Float[Array, " clients"]
+    bound: Float[Array, ""]
+    usable: Bool[Array, ""]
+
+
+class BlockPart(eqx.Module):
+    """The server part as a traced function of all clients' updates, so that a block of rounds is one program."""
+
+    @abc.abstractmethod
+    def suits(self, server: ServerState, order: tuple[str, ...]) -> bool:
+        """Whether a block can start here, with the clients stacked in this order."""
+
+    @abc.abstractmethod
+    def shared(self, seed: Array, version: Array, state: BlockState) -> PyTree:
+        """What all clients are sent besides posterior and entry."""
+
+    @abc.abstractmethod
+    def absorb(self, prior: PyTree, state: BlockState, shared: PyTree, updates: ClientUpdate) -> Absorbed:
+        """One round, from the updates of all clients, stacked."""
+
+
+class ServerPart(eqx.Module):
+    """What the server does with replies."""
+
+    entries: eqx.AbstractVar[Entries | None]  # what the ledger keeps per client; None for methods without entries
 
     @property
-    def default_block(self) -> int:
-        return max(1, min(1000, self.default_rounds // 10))
-
-    @abc.abstractmethod
-    def exchange(self, seed: Any, version: Any, method: PyTree) -> PyTree:
-        """What is the same for everybody in one round: noise of the global latents, a key, what the server knows."""
-
-    @abc.abstractmethod
-    def combine(
-        self, posterior: Any, method: Any, exchange: PyTree, updates: ClientUpdate, share: Any
-    ) -> tuple[Any, Any]:
-        """The next posterior and method from the answers, stacked, of this share of all clients."""
-
-    @abc.abstractmethod
-    def bound(self, method: PyTree) -> Any:
-        """The estimate of the global bound in the method's state."""
-
-    def initial_entry(self) -> PyTree:
+    def block(self) -> BlockPart | None:
+        """The same as a traced function; None where rounds cannot run as one program."""
         return None
 
-    def merge(self, entry: PyTree, delta: PyTree, exponent: Any) -> PyTree:
-        return entry
-
-    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
-        return ledger.absorb_together(self, server, replies)
+    @abc.abstractmethod
+    def initial_state(self, num_clients: int) -> PyTree:
+        """The method's own state at the server (damping, optimiser)."""
 
     def shared(self, server: ServerState) -> PyTree:
-        return ledger.exchange_of(self, server)
+        """What a message carries besides posterior and entry; None for most methods."""
+        return None
 
-    def free_energy(self, server: ServerState, posterior: Any) -> float:
-        return float(self.bound(server.method))
+    @abc.abstractmethod
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> Change:
+        """The change of the server's state for these replies, each applied exactly once."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Who starts now, and how many replies to wait for before the next plan."""
-
-    start: tuple[str, ...]
-    wait: int
-
-
-class Schedule(eqx.Module):
-    """Who works when."""
-
-    is_synchronous: ClassVar[bool] = False  # whether every plan is everybody: then rounds can run as a block
-
-    @abc.abstractmethod
-    def init(self, names: Sequence[str]) -> PyTree:
-        """The state before the first plan. Also called when a client joins or leaves."""
-
-    @abc.abstractmethod
-    def next(
-        self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
-    ) -> tuple[Plan, PyTree]:
-        """The next plan, from the clients' last residuals (infinite before the first reply)."""
-
-    @abc.abstractmethod
-    def visits_per_round(self, num_clients: int) -> int:
-        """How many accepted replies make a round, the unit of the history and of `rounds=`."""
-
-
-class ClientSource(abc.ABC):
-    """Where clients' data come from, when they are too many to hold at once."""
-
-    @property
-    @abc.abstractmethod
-    def names(self) -> Sequence[str]:
-        """All clients."""
-
-    @abc.abstractmethod
-    def load(self, names: Sequence[str]) -> Sequence[Any]:
-        """The data of some clients, in their order; for `cavity.run` in any form that it takes from a dict.
-
-        Called from another thread, one chunk ahead.
-        """
-
-    def num_rows(self, name: str) -> int | None:
-        """How many rows a client has, where that can be told without loading them; else None.
-
-        Clients of similar size then work together, and no small one waits for a large one.
-        """
-        return None
-
-
-class BlockRound(eqx.Module):
-    """What a block says of one of its rounds.
+class Declaration:
+    """What a client may send. The protocol decodes against it, and refuses anything else.
 
     Attributes:
-        residuals: of each client.
-        exponents: given to each.
-        free_energy: sum of local free energies plus log Z, at the posterior that the clients answered.
-        report: the clients' reports, stacked.
+        delta: a tree of the structure, shapes and kinds of numbers that an update's delta has. An array whose first
+            axis is 0 and that has more axes stands for any length of that axis.
+        gap: whether reports have a gap; else NaN is allowed.
+        bound: whether the server uses the reports' free energies, so that they must be finite; else NaN is allowed.
     """
 
-    gaps: Any
-    exponents: Any
-    free_energy: Any
-    report: Report
+    delta: PyTree
+    gap: bool = True
+    bound: bool = False
 
 
-BlockRounds = Sequence[BlockRound] | Stacked
+class Convergence(eqx.Module):
+    """How the progress of a run is judged. By default by the clients' gaps alone."""
+
+    def bound(self, server: ServerState, posterior: PyTree) -> float:
+        """The global bound at the posterior that the last round's clients received, in nats; NaN if not known."""
+        return float("nan")
+
+    def settled(self, method: PyTree) -> bool | None:
+        """Whether the server's own state says that the run has converged; None where the gaps decide."""
+        return None
+
+    def describe(self, posterior: PyTree, method: PyTree) -> str | None:
+        """For a summary: whether the run has converged by `settled`, and what to do if not; None if gaps decide."""
+        return None
 
 
-class Engine(abc.ABC):
-    """Where the clients' halves run."""
+@dataclass(frozen=True)
+class RunDefaults:
+    """What a run does unless its user says otherwise.
 
+    Attributes:
+        rounds: the maximum number of rounds.
+        rounds_per_block: how many rounds run as one program.
+    """
+
+    rounds: int = 100
+    rounds_per_block: int = 1
+
+
+class Algorithm(eqx.Module):
+    """A method: a model, a client part and a server part."""
+
+    model: eqx.AbstractVar[Model]
+
+    @property
     @abc.abstractmethod
-    def submit(self, message: Message) -> None:
-        """Queue a message for its client."""
+    def prior(self) -> PyTree:
+        """The posterior before any data."""
 
+    @property
     @abc.abstractmethod
-    def collect(self, num_replies: int) -> list[Reply]:
-        """Wait for replies, for at most so many, and return all that are there; none only if no more can come."""
+    def client(self) -> ClientPart:
+        """What runs at a client."""
 
+    @property
     @abc.abstractmethod
-    def client_states(self) -> dict[str, PyTree]:
-        """What the clients keep, for a checkpoint; empty where the clients keep it themselves."""
+    def server(self) -> ServerPart:
+        """What the server does with replies."""
 
-    def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
-        """A block of synchronous rounds as one program; None where this engine or method cannot.
+    @property
+    @abc.abstractmethod
+    def declaration(self) -> Declaration:
+        """What a client may send."""
 
-        It ends before a round with a reply that is to be refused, and may so be empty: `submit` and `collect` go on.
+    @property
+    def convergence(self) -> Convergence:
+        """How the progress of a run is judged."""
+        return Convergence()
+
+    @property
+    def defaults(self) -> RunDefaults:
+        """What a run does unless its user says otherwise."""
+        return RunDefaults()
+
+    @property
+    def initialisation(self) -> Initialisation | None:
+        """A stage that runs first and finds where this method starts; None for most methods."""
+        return None
+
+    def log_likelihood(self, theta: PyTree, data: Data) -> Float[Array, ""]:
+        """What a client's rows add to the log density that the posterior approximates, besides the prior. Traced.
+
+        Raises:
+            UnsuitableError: the posterior does not stand for a product of such terms.
         """
+        raise UnsuitableError(
+            f"{type(self).__name__} has no likelihood of a client's rows given the shared parameters; importance "
+            "weights are for PVI, and FedGVI with multiples of KL"
+        )
+
+    def remark_on(self, delta: PyTree, data: Data) -> str | None:
+        """What a client's owner should know about an update before it is sent; None for most methods."""
         return None
 
-    def available(self, names: Sequence[str]) -> Sequence[str]:
-        """Those of these clients that can be asked now. It may wait until there are some; none if `interrupted`."""
-        return names
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether a round is to end early, with the replies that it has."""
-        return False
+class Initialisation(eqx.Module):
+    """A stage that runs before a method, on the same clients, and finds where the method starts."""
 
-    def problem_with(self, posterior: Any) -> str | None:
-        """Why clients would not answer a posterior, or None; the ledger then refuses whoever's reply makes it so."""
-        return None
+    algorithm: eqx.AbstractVar[Algorithm]
 
-    def tell(self, client: str, reason: str) -> None:
-        """Tell a client why its reply was refused, where it is not in this process."""
-        return
+    @abc.abstractmethod
+    def data(self, data: Data) -> Data:
+        """A client's data as the stage's model needs them."""
 
-    def refused(self) -> list[str]:
-        """The clients whose answers this engine itself has refused since it was last asked, once for each."""
-        return []
-
-    @property
-    def virtual_seconds(self) -> float | None:
-        """The time in the world that the engine simulates, if it does."""
-        return None
-
-    @property
-    def compute_seconds(self) -> float | None:
-        """The seconds so far in which clients' halves were computed, if the engine counts them."""
-        return None
-
-    def close(self) -> None:
-        """End what runs beside the program."""
-        return
+    @abc.abstractmethod
+    def start(self, posterior: PyTree) -> Algorithm:
+        """The method, starting at the posterior that the stage has found."""

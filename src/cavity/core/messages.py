@@ -133,13 +133,15 @@ class ClientState(Record):
         local: latent variables that never leave the client (None for most methods).
         entry: the client's own factor, in the client-held variant of the ledger only.
         settled: the sequence number of the last reply known to be accepted.
-        pending: the last answer, until the server says what became of it.
+        pending: the last update, until the server says what became of it.
+        spent: what has been spent of a privacy budget. It is stored with every update, and a refusal does not undo it.
     """
 
     local: PyTree = None
     entry: PyTree = None
     settled: int = 0
     pending: Pending | None = None
+    spent: PyTree = None
 
 
 @record
@@ -236,6 +238,34 @@ class Clients(Record, Mapping[str, ClientRecord]):
 
 
 NEW_CLIENT = ClientRecord()
+JOINT = "*"  # the name under which the client-held variant keeps the product of all factors
+
+
+def is_server_owned(name: str) -> bool:
+    """Whether an entry of this name is the server's own, such as a prior outside the family: "(prior)".
+
+    Nothing is sent for it. Names in parentheses are reserved for such entries, and "*" for the joint entry.
+    """
+    return name.startswith("(")
+
+
+@dataclass
+class Change:
+    """What an algorithm makes of accepted replies.
+
+    Attributes:
+        posterior: the next one.
+        entries: the next ones.
+        method: the algorithm's next own state.
+        exponents: of each reply; 0 for one that cannot be used.
+        reasons: why not, where there is more to say than that the posterior would be improper.
+    """
+
+    posterior: PyTree
+    entries: dict[str, PyTree]
+    method: PyTree
+    exponents: dict[str, float]
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cavity import ledger
 from cavity.core import Algorithm, Data
 from cavity.core.messages import ClientInput, ServerState
 from cavity.errors import ImproperError
-from cavity.simulation.drive import client_half, in_own_precision, numbers_as_leaves
+from cavity.simulation.drive import in_own_precision, numbers_as_leaves, run_client
 
 
 def kl(q: Any, reference: Any) -> float:
@@ -59,7 +59,7 @@ def posteriors_with_rows(algorithm: Any, server: ServerState, client: str, data:
     The other clients' factors stay as they are. All rows are tried in one program. The first posterior is what the
     others are to be compared with: it has the same number of rows, so the same mini-batches, and no other row.
     """
-    inputs = ClientInput(server.posterior, server.entries[client], algorithm.shared(server))
+    inputs = ClientInput(server.posterior, server.entries[client], algorithm.server.shared(server))
     inputs = in_own_precision(algorithm, jax.tree.map(jnp.asarray, inputs))
     key = jax.random.key(seed)
     batch = jax.tree.map(lambda leaf: np.concatenate([leaf[:1], leaf]), rows.batch)
@@ -68,8 +68,8 @@ def posteriors_with_rows(algorithm: Any, server: ServerState, client: str, data:
     posteriors = []
     for i in range(len(weight)):
         delta = jax.tree.map(lambda leaf, i=i: leaf[i], deltas)
-        moved = server.entries | {client: algorithm.merge(server.entries[client], delta, 1.0)}
-        posteriors.append(algorithm.rebuild(server.prior, list(moved.values())))
+        moved = server.entries | {client: ledger.entries_of(algorithm).merge(server.entries[client], delta, 1.0)}
+        posteriors.append(ledger.entries_of(algorithm).rebuild(server.prior, list(moved.values())))
         if not ledger.is_proper(posteriors[-1]):
             raise ImproperError(
                 f"with a row added at client {client!r} no proper posterior is found; refine the fit first"
@@ -85,6 +85,6 @@ def _deltas(
         longer = jax.tree.map(lambda rows, row: jnp.concatenate([jnp.asarray(rows), row[None]]), data.batch, row)
         weights = jnp.append(jnp.asarray(data.weight), row_weight)
         more = Data(longer, weights, jnp.asarray(data.num_rows) + 1)
-        return client_half(algorithm, key, inputs, algorithm.initial_local(more), more)[0].delta
+        return run_client(algorithm.client, key, inputs, algorithm.client.initial_local(more), more)[0].delta
 
     return jax.vmap(with_row)(jax.tree.map(jnp.asarray, batch), jnp.asarray(weight))

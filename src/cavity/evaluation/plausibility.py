@@ -14,7 +14,7 @@ import numpy as np
 from cavity import ledger
 from cavity.algorithms.bound import Globals
 from cavity.algorithms.factors import FactorAlgorithm
-from cavity.core.messages import ServerState
+from cavity.core.messages import ServerState, is_server_owned
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.evaluation import diagnostics
@@ -70,7 +70,7 @@ def _prior_sd(algorithm: Any, server: ServerState, latent: NumpyroModel | None) 
         return None if latent is None else np.asarray(latent.prior_scale, float)
     if not isinstance(algorithm, FactorAlgorithm) or algorithm.likelihood_power is None:
         return None
-    if algorithm.owned:
+    if any(map(is_server_owned, server.names)):
         return None if latent is None else np.asarray(latent.prior_scale, float)
     if not isinstance(server.prior, Gaussian) or not ledger.is_proper(server.prior):
         return None

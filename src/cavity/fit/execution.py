@@ -25,8 +25,8 @@ from cavity.simulation.streaming import StreamingEngine
 from cavity.training import Record, Stopping
 
 logger = logging.getLogger("cavity")
-SCOUT_ROUNDS = 30
-SCOUT_TOLERANCE = 1e-15  # nats: to rounding, so that it does not matter how rows are shared out
+INITIALISATION_ROUNDS = 30
+INITIALISATION_TOLERANCE = 1e-15  # nats: to rounding, so that it does not matter how rows are shared out
 FAR = 1e-3  # nats: the method itself goes on from there
 
 
@@ -90,21 +90,22 @@ def _engine(fit: Any, visit_seconds: Mapping[str, float] | None, chunk: int | No
     )
 
 
-def scouted(algorithm: Algorithm, clients: Any, seed: int) -> tuple[Algorithm, int]:
-    """The method at the start that its scout finds, and how many rounds that took; in double precision."""
+def initialised(algorithm: Algorithm, clients: Mapping[str, Data] | ClientSource, seed: int) -> tuple[Algorithm, int]:
+    """The method at the start that its initialisation finds, and how many rounds that took; in double precision."""
     with jax.enable_x64(True):
-        scout: Any = algorithm.scout
-    if scout is None or isinstance(clients, ClientSource):
+        stage = algorithm.initialisation
+    if stage is None or isinstance(clients, ClientSource):
         return algorithm, 0
     with jax.enable_x64(True):
-        data = {name: scout.model.of(rows) for name, rows in clients.items()} | scout.model.server_entries()
-        engine, schedule = LocalEngine(scout, data, seed=seed), Synchronous()
-        server = training.open_federation(scout, schedule, list(data), seed)
-        stopping = Stopping(SCOUT_ROUNDS, SCOUT_TOLERANCE)
+        first, schedule = stage.algorithm, Synchronous()
+        data = {name: stage.data(rows) for name, rows in clients.items()} | first.model.server_entries()
+        engine = LocalEngine(first, data, seed=seed)
+        server = training.open_federation(first, schedule, list(data), seed)
+        stopping = Stopping(INITIALISATION_ROUNDS, INITIALISATION_TOLERANCE)
         try:
-            server, history, _ = training.run(scout, engine, schedule, server, [], stopping)
+            server, history, _ = training.run(first, engine, schedule, server, [], stopping)
         except RuntimeError as error:
-            raise CavityError(f"no start was found: {error}. Try without, with `scout=False`") from None
+            raise CavityError(f"no start was found: {error}. Try without, with `initialise=False`") from None
         finally:
             engine.close()
     if not history[-1]["gap"] < FAR:
@@ -113,7 +114,7 @@ def scouted(algorithm: Algorithm, clients: Any, seed: int) -> tuple[Algorithm, i
             len(history),
             history[-1]["gap"],
         )
-    return algorithm.starting_at(server.posterior), len(history)
+    return stage.start(server.posterior), len(history)
 
 
 def continue_run(
@@ -134,7 +135,7 @@ def continue_run(
 
     def checkpoint(server: ServerState, history: list[Record]) -> None:
         if directory is not None:
-            stopped = stopping.reason(history, fit.algorithm.settled(server.method)) or "rounds"
+            stopped = stopping.reason(history, fit.algorithm.convergence.settled(server.method)) or "rounds"
             RunDirectory(directory).write(saved(finished(server, history, stopped)), history)
 
     try:

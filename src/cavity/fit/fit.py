@@ -15,9 +15,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core import ClientSource, CombiningAlgorithm, Data, LatentModel, ReportedModel, Schedule
+from cavity.core import ClientSource, Data, LatentModel, ReportedModel, Schedule
 from cavity.core.client_data import check_units, prepare_client, prepare_clients, unit_labels
-from cavity.core.messages import ClientState, ServerState
+from cavity.core.messages import ClientState, ServerState, is_server_owned
 from cavity.core.progress import Watcher
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError
@@ -47,7 +47,7 @@ class Fit:
         clients: the clients' data or their source, where this process has them; None for a fit that was loaded without.
         client_states: what the clients keep to themselves.
         labels: the names of each client's units, for models with local latents.
-        scouting: rounds in which the start was found, before those of the history.
+        initial_rounds: rounds of the method's initialisation, before those of the history.
         closing: the server's version and the evidence at it, where they were found while the clients could be asked.
     """
 
@@ -59,7 +59,7 @@ class Fit:
     clients: Mapping[str, Data] | ClientSource | None = None
     client_states: Mapping[str, ClientState] | None = None
     labels: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    scouting: int = 0
+    initial_rounds: int = 0
     closing: tuple[int, float] | None = None
 
     @property
@@ -102,7 +102,7 @@ class Fit:
         SFVI and SFVI-Avg watch the trend of the bound and of the posterior. A posterior that cannot be right, at the
         edge of floating point or wider than the prior, has not converged, whatever ended the run.
         """
-        settled = self.algorithm.settled(self.server.method)
+        settled = self.algorithm.convergence.settled(self.server.method)
         return (self.stopped == "tolerance" if settled is None else settled) and not self._doubts
 
     @property
@@ -122,7 +122,7 @@ class Fit:
             summary = summarise_draws(flat, local_posterior.latent_names(draws), level, self._remarks())
         else:
             # where the prior is outside the family, the server's is but the base of its correction
-            prior = None if self.algorithm.owned else self.server.prior
+            prior = None if any(map(is_server_owned, self.server.names)) else self.server.prior
             summary = self._summarised(self.posterior, prior, level)
         return replace(summary, checks=lambda: (verdict.remark(self),))
 
@@ -246,20 +246,20 @@ class Fit:
     @property
     def parties(self) -> list[str]:
         """The clients, without the server's own row of a prior outside the family."""
-        return [name for name in self.server.names if name not in self.algorithm.owned]
+        return [name for name in self.server.names if not is_server_owned(name)]
 
     def _remarks(self) -> tuple[str, ...]:
         last = self.history[-1] if self.history else None
         counts = {"client": len(self.parties), "round": len(self.history)}
         remarks = [", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())]
-        if self.scouting:
-            remarks.append(f"started at the mode, which {self.scouting} rounds before these found")
+        if self.initial_rounds:
+            remarks.append(f"started at the mode, which {self.initial_rounds} rounds before these found")
         doubts = self._doubts
         remarks += [f"not converged: {doubt}" for doubt in doubts]
         if self._latent:
             samples = self.algorithm.structured.num_samples
             remarks.append(f"variational, with K = {samples} importance sample{'' if samples == 1 else 's'} per unit")
-            said = self.algorithm.convergence(self.posterior, self.server.method)
+            said = self.algorithm.convergence.describe(self.posterior, self.server.method)
             return tuple(remarks if doubts or said is None else [*remarks, said])
         if last is not None and not doubts and not self.converged:
             known = np.isfinite(last["gap"])
@@ -306,7 +306,7 @@ class Fit:
             Stopping(done + rounds, tolerance, at_least=done + 1),
             observers=observers,
             metrics=metrics,
-            rounds_per_block=self.algorithm.default_block if rounds_per_block is None else rounds_per_block,
+            rounds_per_block=self.algorithm.defaults.rounds_per_block if rounds_per_block is None else rounds_per_block,
             chunk=chunk,
             progress=progress,
         )
@@ -348,7 +348,7 @@ class Fit:
         """Forget a client: drop its row, and let the others refine to convergence without it."""
         self.needs_clients("withdraw a client")
         self._needs_factors()
-        if name in self.algorithm.owned:
+        if is_server_owned(name):
             raise CavityError("the prior is not a client; it cannot be withdrawn")
         server = self._rescheduled(ledger.withdraw(self.algorithm, self.server, name))
         clients = self.clients
@@ -364,7 +364,7 @@ class Fit:
         if isinstance(self.clients, ClientSource):
             raise CavityError("clients that are streamed come from their source alone; add it there and run again")
         server = self._rescheduled(ledger.join(self.algorithm, self.server, name))
-        method = self.algorithm.initial_method(len(server.clients))
+        method = self.algorithm.server.initial_state(len(server.clients))
         model, labels = self.algorithm.model, self.labels
         if self._latent:  # units are numbered in what has been prepared, so their names are compared here
             check_units(labels := {**labels, **unit_labels(model, {name: data})})
@@ -444,7 +444,7 @@ class Fit:
             raise CavityError("the influence on a function is not one number; compare predictions with and without")
 
     def _needs_factors(self) -> None:
-        if isinstance(self.algorithm, CombiningAlgorithm):
+        if self.algorithm.server.entries is None:
             raise CavityError(
                 f"{type(self.algorithm).__name__} keeps no factor per client that could be removed; run it again "
                 "without the client"

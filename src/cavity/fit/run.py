@@ -70,17 +70,17 @@ def run(
     Returns:
         The fit.
     """
-    at_most: int = algorithm.default_rounds if rounds is None else rounds
-    block: int = algorithm.default_block if rounds_per_block is None else rounds_per_block
+    at_most: int = algorithm.defaults.rounds if rounds is None else rounds
+    block: int = algorithm.defaults.rounds_per_block if rounds_per_block is None else rounds_per_block
     data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
     names = execution.names_of(data, algorithm.model)
     execution.check_run(names, data, held_by_clients=held_by_clients, rounds_per_block=block, chunk=chunk)
     execution.check_visit_seconds(names, data, visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
-    algorithm, scouting = execution.scouted(algorithm, data, seed)
+    algorithm, initial_rounds = execution.initialised(algorithm, data, seed)
     server = training.open_federation(algorithm, schedule, names, seed, held_by_clients=held_by_clients)
     labels = unit_labels(algorithm.model, clients)
-    fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, scouting=scouting)
+    fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, initial_rounds=initial_rounds)
     return execution.continue_run(
         fit,
         Stopping(at_most, tolerance),
@@ -135,12 +135,12 @@ def resume(
         )
     return execution.continue_run(
         fit,
-        Stopping(fit.algorithm.default_rounds if rounds is None else rounds, tolerance),
+        Stopping(fit.algorithm.defaults.rounds if rounds is None else rounds, tolerance),
         metrics=metrics,
         observers=observers,
         directory=directory,
         checkpoint_seconds=checkpoint_seconds,
-        rounds_per_block=fit.algorithm.default_block if rounds_per_block is None else rounds_per_block,
+        rounds_per_block=fit.algorithm.defaults.rounds_per_block if rounds_per_block is None else rounds_per_block,
         chunk=chunk,
         progress=progress,
     )
@@ -158,7 +158,10 @@ def load(
     directory, name = (path, CHECKPOINT) if path.is_dir() else (path.parent, path.name)
     types = serialization.types_beside((algorithm, schedule))
     if algorithm is not None:
-        types |= serialization.types_in((algorithm.initial_entry(), algorithm.initial_method(1)))
+        part = algorithm.server.entries
+        types |= serialization.types_in(
+            (None if part is None else part.initial(), algorithm.server.initial_state(1), algorithm.declaration.delta)
+        )
     if schedule is not None:
         types |= serialization.types_in(schedule.init(()))
     saved, history = RunDirectory(directory).read(types, name)

@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.core import Data, Hyperparameter, Model
+from cavity.core.messages import is_server_owned
 from cavity.errors import CavityError
 from cavity.evaluation import evidence
 from cavity.fit import execution
@@ -42,7 +43,9 @@ def learn(fit: Any, hyperparameters: Sequence[Any], steps: int, rounds: int, tol
         with jax.enable_x64(True):
             q = jax.tree.map(jnp.asarray, fit.posterior)
             chunks = execution.in_chunks(model, fit.needs_clients("learn hyperparameters"))
-            totals = total_sums(hyperparameters, states, model, q, chunks, fit.algorithm.owned)
+            totals = total_sums(
+                hyperparameters, states, model, q, chunks, frozenset(filter(is_server_owned, fit.server.names))
+            )
             for i, (part, total) in enumerate(zip(hyperparameters, totals, strict=True)):
                 model, slopes, states[i] = part.step(states[i], model, q, total)
                 slope = max(slope, float(np.max(np.abs(slopes), initial=0.0)))

@@ -1,19 +1,13 @@
 """The ledger: pure functions that keep the invariant, at the server (`server`) and at a client (`client`)."""
 
 from cavity.core.host import is_finite, is_proper, to_host
+from cavity.core.messages import JOINT, Change
 from cavity.ledger.server import (
-    HALVINGS_ALONE,
-    JOINT,
-    MAX_HALVINGS,
-    Change,
     Outcome,
     abandon,
-    absorb_into_entries,
-    absorb_together,
     count_refusals,
     dispatch,
-    exchange_of,
-    free_energy,
+    entries_of,
     join,
     not_a_member,
     open_ledger,
@@ -22,22 +16,16 @@ from cavity.ledger.server import (
     rebuilt,
     receive,
     withdraw,
-    without,
 )
 
 __all__ = [
-    "HALVINGS_ALONE",
     "JOINT",
-    "MAX_HALVINGS",
     "Change",
     "Outcome",
     "abandon",
-    "absorb_into_entries",
-    "absorb_together",
     "count_refusals",
     "dispatch",
-    "exchange_of",
-    "free_energy",
+    "entries_of",
     "is_finite",
     "is_proper",
     "join",
@@ -49,5 +37,4 @@ __all__ = [
     "receive",
     "to_host",
     "withdraw",
-    "without",
 ]

@@ -1,19 +1,22 @@
-"""The client's side of the ledger: what it keeps, and when what it answered becomes its own.
+"""The client's side of the ledger: what a client keeps, and when its update is committed.
 
-A client writes what `commit` returns before it replies, and learns by the server's next message, in `settle`, what
-became of its answer.
+A client writes what `commit` returns before it replies. The server's next message says what became of the update, and
+`settle` commits or drops it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import jax
+import numpy as np
 from jaxtyping import PyTree
 
-from cavity.core.messages import ClientInput, ClientState, Message, Pending, Reply
+from cavity.core.host import to_host
+from cavity.core.messages import ClientInput, ClientState, ClientUpdate, Message, Pending, Reply
 from cavity.errors import ProtocolError
-from cavity.ledger import to_host
+from cavity.ledger.server import entries_of
 
 if TYPE_CHECKING:
     from cavity.core import Algorithm
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
 
 def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = False) -> ClientState:
     """A client's state before its first message."""
-    entry = to_host(algorithm.initial_entry()) if held_by_clients else None
-    return ClientState(local=algorithm.initial_local(data), entry=entry)
+    client, part = algorithm.client, algorithm.server.entries
+    entry = to_host(part.initial()) if held_by_clients and part is not None else None
+    spent = None if client.release is None else jax.tree.map(np.asarray, client.release.initial(data))
+    return ClientState(local=client.initial_local(data), entry=entry, spent=spent)
 
 
 def settle(algorithm: Algorithm, state: ClientState, message: Message) -> ClientState:
@@ -31,8 +36,8 @@ def settle(algorithm: Algorithm, state: ClientState, message: Message) -> Client
     if pending is not None and pending.sequence == settled.sequence:
         entry = state.entry
         if entry is not None:
-            entry = algorithm.merge(entry, to_host(pending.update.delta), settled.exponent)
-        return ClientState(local=pending.local, entry=entry, settled=settled.sequence)
+            entry = entries_of(algorithm).merge(entry, to_host(pending.update.delta), settled.exponent)
+        return replace(state, local=pending.local, entry=entry, settled=settled.sequence, pending=None)
     if state.entry is not None and state.settled != settled.sequence:
         raise ProtocolError(
             f"client {message.client!r}: the server accepted its reply {settled.sequence}, but the factor kept "
@@ -55,7 +60,7 @@ def is_stale(state: ClientState, message: Message) -> bool:
     settled. A client that keeps nothing answers whatever comes; the server refuses what it does not want.
     """
     pending = state.pending
-    if pending is None or (state.entry is None and pending.local is None):
+    if pending is None or (state.entry is None and pending.local is None and state.spent is None):
         return False
     return (message.version, message.sequence) < (pending.version, pending.sequence)
 
@@ -73,7 +78,13 @@ def inputs_for(state: ClientState, message: Message) -> ClientInput:
     return message.inputs if state.entry is None else replace(message.inputs, entry=state.entry)
 
 
-def commit(state: ClientState, message: Message, update: Any, local: PyTree) -> tuple[ClientState, Reply]:
-    """Keep the answer as pending and make the reply; a client writes this state before it sends."""
+def commit(
+    state: ClientState, message: Message, update: ClientUpdate, local: PyTree, spent: PyTree = None
+) -> tuple[ClientState, Reply]:
+    """Keep the update as pending and make the reply. A client writes this state before it sends.
+
+    What was spent is committed at once: it stays spent whatever becomes of the reply.
+    """
     pending = Pending(message.sequence, message.version, update, local)
-    return replace(state, pending=pending), Reply(message.client, message.version, message.sequence, update)
+    reply = Reply(message.client, message.version, message.sequence, update)
+    return replace(state, pending=pending, spent=spent), reply

@@ -82,14 +82,16 @@ def _half(study: Study, name: str, table: Table, setting: RunConfig) -> ClientCo
     algorithm = study_algorithm(study, scaling)
     most, limits = max_messages(study, algorithm), bounds(study, scaling)
     data = prepare_client(algorithm.model, name, client_data(study, table, scaling))
-    if setting.scouting:
-        scout: Any = algorithm.scout
-        if scout is None:
-            raise ProtocolError("this study's method does not search for a start")
-        return ClientConfig(scout, scout.model.of(data), study.run.seed, max_messages=most)
+    stage = algorithm.initialisation
+    if setting.initialising:
+        if stage is None:
+            raise ProtocolError("this study's method has no initialisation")
+        return ClientConfig(stage.algorithm, stage.data(data), study.run.seed, max_messages=most)
     if setting.start is not None:
-        check_like("the start", setting.start, None if algorithm.scout is None else algorithm.scout.prior)
-        algorithm = algorithm.starting_at(setting.start)
+        if stage is None:
+            raise ProtocolError("this study's method has no initialisation, so it takes no start")
+        check_like("the start", setting.start, stage.algorithm.prior)
+        algorithm = stage.start(setting.start)
     return ClientConfig(
         algorithm,
         data,

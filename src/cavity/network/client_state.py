@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +36,14 @@ class ClientStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
+
+    def secret(self) -> bytes:
+        """32 bytes that only this client knows, made at first use: private randomness comes from them."""
+        path = self.folder / "secret"
+        if not path.exists():
+            private_folder(self.folder)
+            write_atomically(path, secrets.token_bytes(32))
+        return path.read_bytes()
 
     def write(self, run: str, state: ClientState) -> None:
         """Keep this state, and the one before it."""

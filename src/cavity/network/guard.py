@@ -116,11 +116,11 @@ class Guard:
                 many.
         """
         digest = hashlib.sha256(serialization.to_bytes((setting, message))).hexdigest()
-        key = f"{run} start" if setting.scouting else run
+        key = f"{run} start" if setting.initialising else run
         number, newest = (message.version, message.sequence), self._memory.newest.get(key)
         if newest is not None and newest == (*number, digest):
             return
-        if newest is not None and not setting.scouting and number <= newest[:2]:
+        if newest is not None and not setting.initialising and number <= newest[:2]:
             raise ProtocolError(
                 f"its version {number[0]} and sequence number {number[1]} do not come after {newest[0]} and "
                 f"{newest[1]}, which are answered already"

@@ -59,9 +59,9 @@ def max_messages(study: Study, algorithm: Algorithm) -> int:
     The reserve is for replies that are lost, for runs that begin anew, and for rounds after members have changed. An
     asynchronous round is as many replies as there are clients, which may all be one client's.
     """
-    rounds = algorithm.default_rounds if study.run.rounds is None else study.run.rounds
+    rounds = algorithm.defaults.rounds if study.run.rounds is None else study.run.rounds
     agreed = rounds * (len(study.clients) if study.run.schedule.word == "asynchronous" else 1)
-    agreed += 0 if algorithm.scout is None else execution.SCOUT_ROUNDS
+    agreed += 0 if algorithm.initialisation is None else execution.INITIALISATION_ROUNDS
     return agreed + max(agreed, LEAST_RESERVE)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cavity import ledger
-from cavity.core import Algorithm, EntryAlgorithm
+from cavity.core import Algorithm
 from cavity.core.messages import ServerState
 from cavity.errors import CavityError
 from cavity.io.checkpoints import write_atomically
@@ -74,7 +74,7 @@ class Members:
 
         Where the server has no row of a client, it cannot take it out again. Scaling and prior stay in any case.
         """
-        has_rows = isinstance(algorithm, EntryAlgorithm) and not server.held_by_clients
+        has_rows = algorithm.server.entries is not None and not server.held_by_clients
         gone = {*self._asked_to_go(), *self._withdrawn} & set(server.names)
         if has_rows or not gone:
             return False
@@ -93,12 +93,11 @@ class Members:
         for name in dict.fromkeys([*self._asked_to_go(), *self._withdrawn]):
             self._note(name)
             if name in self._leftover(server.names):
-                assert isinstance(algorithm, EntryAlgorithm)  # others begin anew
                 server = ledger.withdraw(algorithm, ledger.abandon(server, server.clients.waiting), name)
                 self._say(f"{name} is withdrawn; the others go on without it")
         for name in self._newcomers(server.names):
             server = ledger.join(algorithm, server, name)
-            server = replace(server, method=algorithm.initial_method(len(server.clients)))
+            server = replace(server, method=algorithm.server.initial_state(len(server.clients)))
             self._say(f"{name} has joined")
         if not set(server.names) & set(self._study.clients):
             raise CavityError("all clients have left or been withdrawn; there is nothing to go on with")

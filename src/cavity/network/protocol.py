@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity.core import Algorithm, EntryAlgorithm
+from cavity.core import Algorithm, Declaration
 from cavity.core.messages import Message, Record, Reply, Report, record
 from cavity.errors import CheckpointError, ProtocolError, printable
 from cavity.io import serialization
@@ -71,12 +71,12 @@ class RunConfig(Record):
 
     Attributes:
         scaling: of the columns.
-        scouting: whether this is the search for the start, which comes before the method itself in some.
-        start: where the method starts, as found by scouting; None where it does not scout.
+        initialising: whether this is the method's initialisation, a stage that runs before some methods.
+        start: where the method starts, as found by its initialisation; None where it has none.
     """
 
     scaling: PyTree
-    scouting: bool = False
+    initialising: bool = False
     start: PyTree = None
 
 
@@ -111,7 +111,9 @@ def unverified(content: bytes, signature: bytes) -> bool:
 
 def largest_message(algorithm: Algorithm, num_clients: int = 1) -> int:
     """The bytes that a message of this method may have: four times its numbers, for each client, and a floor."""
-    return _FLOOR + 4 * num_clients * serialization.num_bytes((algorithm.prior, algorithm.initial_entry()))
+    return _FLOOR + 4 * num_clients * serialization.num_bytes(
+        (algorithm.prior, _entry(algorithm), algorithm.declaration.delta)
+    )
 
 
 def encode(envelope: Envelope, sign: Sign) -> bytes:
@@ -191,6 +193,12 @@ def differing_keys(ours: str, theirs: Any) -> str:
     return "the settings are the same; the versions of Cavity differ"
 
 
+def _entry(algorithm: Algorithm) -> PyTree:
+    """An entry of this method; None for methods without entries."""
+    part = algorithm.server.entries
+    return None if part is None else part.initial()
+
+
 def check_message(algorithm: Algorithm, message: Any, client: str) -> Message:
     """A message of this method, for this client; raises ProtocolError with what does not fit."""
     if not isinstance(message, Message) or message.client != client:
@@ -200,7 +208,7 @@ def check_message(algorithm: Algorithm, message: Any, client: str) -> Message:
         raise ProtocolError("the exponent of the last reply is not a positive number")
     check_like("the posterior", message.inputs.posterior, algorithm.prior)
     if message.inputs.entry is not None:
-        check_like("the row", message.inputs.entry, algorithm.initial_entry())
+        check_like("the entry", message.inputs.entry, _entry(algorithm))
     return message
 
 
@@ -218,8 +226,8 @@ def check_reply(algorithm: Algorithm, reply: Any, message: Message, largest: flo
     update = reply.update
     if not isinstance(update.report, Report):
         raise ProtocolError("it holds no report")
-    expected = algorithm.initial_entry() if isinstance(algorithm, EntryAlgorithm) else algorithm.prior
-    check_like("its change", update.delta, expected)
+    declared = algorithm.declaration
+    check_like("its update", update.delta, declared.delta)
     numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(update.delta)]
     if not all(np.isfinite(leaf).all() for leaf in numbers):
         raise ProtocolError("its change holds a NaN or an infinity")
@@ -227,32 +235,26 @@ def check_reply(algorithm: Algorithm, reply: Any, message: Message, largest: flo
     if size > largest:
         raise ProtocolError(f"its change holds a number of size {size:.1e}, and the bound is {largest:.1e}")
     least = -ROUNDING * (1 + sum(leaf.size for leaf in numbers))
-    _check_report(algorithm, update.report, message, least, largest)
+    _check_report(declared, update.report, message, least, largest)
     return reply
 
 
-def _check_report(algorithm: Algorithm, report: Report, message: Message, least: float, largest: float) -> None:
-    """Every number of a report.
+def _check_report(declared: Declaration, report: Report, message: Message, least: float, largest: float) -> None:
+    """Check every number of a report against what the method declares.
 
-    A free energy may be NaN where a method with rows does not define it (a divergence other than KL). A residual may be
-    infinite where the posterior received is improper (a flat prior, before enough clients have answered), and NaN for
-    a method without rows, which has none; such a method averages the free energies, so that they must be finite.
+    A gap may be infinite where the posterior received is improper (a flat prior, before enough clients have replied).
     """
     gap, free_energy, steps, converged = (
         _number(value) for value in (report.gap, report.free_energy, report.steps, report.converged)
     )
-    if isinstance(algorithm, EntryAlgorithm):
-        if gap == np.inf and not is_proper(message.inputs.posterior):
-            gap = 0.0
-        if not least <= gap <= largest:
-            raise ProtocolError(f"its residual is {gap:.3g}; it must be finite and not negative")
-        if not (np.isnan(free_energy) or abs(free_energy) <= largest):
-            raise ProtocolError(f"its free energy is {free_energy:.3g}; it must be finite, or NaN")
-    else:
-        if not (np.isnan(gap) or least <= gap <= largest):
-            raise ProtocolError(f"its residual is {gap:.3g}; it must be finite and not negative, or NaN")
-        if not abs(free_energy) <= largest:
-            raise ProtocolError(f"its free energy is {free_energy:.3g}; it must be finite")
+    if gap == np.inf and declared.gap and not is_proper(message.inputs.posterior):
+        gap = 0.0
+    if not (least <= gap <= largest or (np.isnan(gap) and not declared.gap)):
+        allowed = "" if declared.gap else ", or NaN"
+        raise ProtocolError(f"its gap is {gap:.3g}; it must be finite and not negative{allowed}")
+    if not (abs(free_energy) <= largest or (np.isnan(free_energy) and not declared.bound)):
+        allowed = "" if declared.bound else ", or NaN"
+        raise ProtocolError(f"its free energy is {free_energy:.3g}; it must be finite{allowed}")
     if not (0 <= steps <= MOST_STEPS and steps == int(steps)):
         raise ProtocolError(f"its number of steps is {steps:.3g}; it must be a count")
     if converged not in (0.0, 1.0):

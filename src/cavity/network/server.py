@@ -150,7 +150,8 @@ class StudyServer:
         if setting is None:
             return None
         algorithm = study_algorithm(self._study, setting.scaling)
-        algorithm = algorithm if setting.start is None else algorithm.starting_at(setting.start)
+        stage = algorithm.initialisation
+        algorithm = algorithm if stage is None or setting.start is None else stage.start(setting.start)
         fit = self._resumed(algorithm) if self._resuming else self._opened(algorithm, preparing.names)
         engine = self._engine(algorithm, setting, fit.client_states)
         self._see(state="running")
@@ -190,7 +191,7 @@ class StudyServer:
 
     def _rounds(self, fit: Fit, engine: NetworkEngine) -> Fit:
         """Rounds until the end, or until all has to begin anew; whenever members come or go, as many again."""
-        rounds = fit.algorithm.default_rounds if self._study.run.rounds is None else self._study.run.rounds
+        rounds = fit.algorithm.defaults.rounds if self._study.run.rounds is None else self._study.run.rounds
         stopping = Stopping(rounds, self._study.run.tolerance)
         while True:
             fit = self._until_members_change(fit, engine, stopping)
@@ -263,11 +264,11 @@ class StudyServer:
         self, algorithm: Algorithm, setting: RunConfig, states: Mapping[str, ClientState] | None = None
     ) -> NetworkEngine:
         rows = self._own_rows(algorithm)
-        held = self._study.algorithm.held_by_clients and not setting.scouting
+        held = self._study.algorithm.held_by_clients and not setting.initialising
         seed = self._study.run.seed
         own = LocalEngine(algorithm, rows, seed=seed, states=states, held_by_clients=held) if rows else None
         least = self._manner.min_clients or 1
-        limits = None if setting.scouting else ServerBounds(self._study, setting.scaling, algorithm)
+        limits = None if setting.initialising else ServerBounds(self._study, setting.scaling, algorithm)
         return NetworkEngine(
             algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows), bounds=limits
         )

@@ -70,11 +70,11 @@ class Preparing:
         scaling = self._scaling()
         if scaling is None:
             return None
-        scout, file = study_algorithm(self._study, scaling).scout, self._directory / START
-        if scout is None:
+        stage, file = study_algorithm(self._study, scaling).initialisation, self._directory / START
+        if stage is None:
             return RunConfig(scaling)
         if not file.exists():
-            found = self._start(scout, RunConfig(scaling, scouting=True))
+            found = self._start(stage.algorithm, RunConfig(scaling, initialising=True))
             if found is None:
                 return None
             write_atomically(file, serialization.to_bytes(found))
@@ -159,13 +159,15 @@ class Preparing:
         logger.warning("client %r: its sums are refused: %s", name, reason)
         self._say(f"the sums of {name} are refused: {reason}")
 
-    def _start(self, scout: Any, setting: RunConfig) -> Any:
-        """What the scout finds, over the same network."""
-        schedule, everybody = Synchronous(), [*self.names, *scout.model.server_entries()]
-        server = training.open_federation(scout, schedule, everybody, self._study.run.seed)
+    def _start(self, first: Algorithm, setting: RunConfig) -> PyTree:
+        """What the method's initialisation finds, over the same network."""
+        schedule, everybody = Synchronous(), [*self.names, *first.model.server_entries()]
+        server = training.open_federation(first, schedule, everybody, self._study.run.seed)
         self._say("searching for a start")
-        stopping = Stopping(execution.SCOUT_ROUNDS, execution.SCOUT_TOLERANCE, asked=lambda: self._members.stopping)
-        engine = self._engine(scout, setting)
-        server, history, stopped = training.run(scout, engine, schedule, server, [], stopping)
+        stopping = Stopping(
+            execution.INITIALISATION_ROUNDS, execution.INITIALISATION_TOLERANCE, asked=lambda: self._members.stopping
+        )
+        engine = self._engine(first, setting)
+        server, history, stopped = training.run(first, engine, schedule, server, [], stopping)
         self._say(f"a start was found in {len(history)} rounds")
         return None if stopped == "asked" else server.posterior

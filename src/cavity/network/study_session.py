@@ -49,4 +49,5 @@ def largest_messages(study: Study) -> tuple[int, int]:
 def _methods(study: Study) -> tuple[Any, ...]:
     """The study's method, and the one that searches for its start."""
     algorithm = study_algorithm(study, Scaling())
-    return (algorithm,) if algorithm.scout is None else (algorithm, algorithm.scout)
+    stage = algorithm.initialisation
+    return (algorithm,) if stage is None else (algorithm, stage.algorithm)

@@ -190,7 +190,7 @@ class Worker:
         reply = self._answered(envelope.run, message)
         if remark := half.algorithm.remark_on(reply.update.delta, half.data):
             self._say(f"about to be sent: {remark}")
-        what = "searching for a start" if envelope.body["setting"].scouting else "answered"
+        what = "searching for a start" if envelope.body["setting"].initialising else "answered"
         self._say(f"{what}: version {message.version}, residual {float(np.asarray(reply.update.report.gap)):.1e}")
         return Kind.REPLY, {"reply": reply}, {"version": message.version, "sequence": message.sequence}
 
@@ -213,7 +213,7 @@ class Worker:
         if self._at != at:
             self.guard.count_scaling(setting.scaling)
             half = self._site.half(setting)
-            name, keeping = self._site.name, not setting.scouting
+            name, keeping = self._site.name, not setting.initialising
             state = self._store.read(run, self._site.types) if keeping else None
             states = {} if state is None else {name: state}
             self._engine = LocalEngine(
@@ -222,6 +222,7 @@ class Worker:
                 seed=half.seed,
                 states=states,
                 held_by_clients=half.keeps_factor,
+                secret=self._store.secret(),
             )
             self._at, self._made = at, half
         return self._made
@@ -230,7 +231,8 @@ class Worker:
 def keeps_something(state: ClientState) -> bool:
     """Whether a client's state holds what the server does not have."""
     pending = state.pending
-    return state.local is not None or state.entry is not None or (pending is not None and pending.local is not None)
+    kept = (state.local, state.entry, state.spent, None if pending is None else pending.local)
+    return any(part is not None for part in kept)
 
 
 def first_reply(site: Site, setting: RunConfig) -> Reply:

@@ -1,119 +1,101 @@
-"""A block of synchronous rounds, both halves, as one program.
+"""A block of synchronous rounds, client and server parts together, as one program.
 
-The same mathematics as one round after the other through the ledger, without the way to the host in between. It is for
-methods with entries of equal shapes, held by the server, whose clients keep nothing. What the ledger would refuse
-ends the block before that round, so that there is one place that refuses.
+It computes the same as one round after the other through the ledger, without the way to the host in between. A round
+with a reply that the ledger would refuse ends the block before it, so that refusals are decided in one place. Clients
+of different shapes are stacked in buckets of their own.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from cavity.core import BlockRound, Data, EntryAlgorithm
-from cavity.core.messages import ClientInput, Stacked
-from cavity.ledger import MAX_HALVINGS
-from cavity.simulation.drive import client_half, client_keys, each_client, in_own_precision
+from cavity.core import Algorithm, BlockPart, BlockRound, BlockState, Data
+from cavity.core.messages import ClientInput, ClientUpdate
+from cavity.core.types import Leaf
+from cavity.simulation.drive import client_keys, each_client, in_own_precision, run_client
 
 
-class Ledger(eqx.Module):
-    """The part of the server's state that a round changes, with entries stacked."""
+class Federation(eqx.Module):
+    """What a round changes: the server's part, and for every bucket its clients' sequence numbers and local states."""
 
-    posterior: Any
-    entries: PyTree
-    method: PyTree
-    version: Any
-    sequences: Any
+    state: BlockState
+    version: Leaf
+    sequences: tuple[Leaf, ...]
+    local: tuple[PyTree, ...]
 
 
 @eqx.filter_jit
 def run_block(
-    algorithm: EntryAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data, num_rounds: int
-) -> tuple[Ledger, BlockRound, Array]:
-    """`num_rounds` rounds; what is to be said of each has the rounds as leading axis.
+    algorithm: Algorithm,
+    block: BlockPart,
+    prior: PyTree,
+    start: Federation,
+    seed: Array,
+    names: tuple[Array, ...],
+    data: tuple[Data, ...],
+    num_rounds: int,
+) -> tuple[Federation, BlockRound, Array]:
+    """`num_rounds` rounds.
 
-    Also how many of them count: from the first on with a reply that cannot be used, the ledger stays as it was.
+    Returns:
+        The federation after them; the records, with the rounds as leading axis; and how many rounds count: from the
+        first on with a reply that cannot be used, the federation stays as it was.
     """
+    start = jax.tree.map(jnp.asarray, start)
 
-    def one(carry: tuple[Ledger, Array], _: None) -> tuple[tuple[Ledger, Array], tuple[BlockRound, Array]]:
-        ledger, clean = carry
-        new, said, usable = _round(algorithm, prior, ledger, seed, names, data)
-        clean = clean & usable
-        return (jax.tree.map(lambda new, old: jnp.where(clean, new, old), new, ledger), clean), (said, clean)
+    def one(carry: tuple[Federation, Array], _: None) -> tuple[tuple[Federation, Array], tuple[BlockRound, Array]]:
+        before, clean = carry
+        new, record, usable = _round(algorithm, block, prior, before, seed, names, data)
+        clean = clean & usable & _is_finite(new.local)
+        kept = jax.tree.map(lambda new, old: jnp.where(clean, jnp.asarray(new, old.dtype), old), new, before)
+        return (kept, clean), (record, clean)
 
-    (ledger, _), (said, clean) = jax.lax.scan(one, (ledger, jnp.asarray(True)), None, length=num_rounds)
-    return ledger, said, jnp.sum(clean)
+    (end, _), (records, clean) = jax.lax.scan(one, (start, jnp.asarray(True)), None, length=num_rounds)
+    return end, records, jnp.sum(clean)
 
 
 def _round(
-    algorithm: EntryAlgorithm, prior: Any, ledger: Ledger, seed: Array, names: Array, data: Data
-) -> tuple[Ledger, BlockRound, Array]:
-    """One round, and whether every reply of it could be used."""
-    versions = jnp.full_like(ledger.sequences, ledger.version)
-    sequences = ledger.sequences + 1
-    keys = client_keys(seed, versions, sequences, names)
+    algorithm: Algorithm,
+    block: BlockPart,
+    prior: PyTree,
+    before: Federation,
+    seed: Array,
+    names: tuple[Array, ...],
+    data: tuple[Data, ...],
+) -> tuple[Federation, BlockRound, Array]:
+    """One round, its record, and whether every reply of it could be used."""
+    shared = block.shared(seed, jnp.asarray(before.version), before.state)
+    common = in_own_precision(algorithm, ClientInput(before.state.posterior, None, shared))
 
-    def half(shared: tuple[EntryAlgorithm, Any], key, entry: PyTree, data: Data) -> Any:
-        algorithm, posterior = shared
-        inputs = in_own_precision(algorithm, ClientInput(posterior, entry))
-        return client_half(algorithm, key, inputs, None, data)[0]
+    def one(
+        given: tuple[Algorithm, ClientInput], key: PRNGKeyArray, entry: PyTree, local: PyTree, data: Data
+    ) -> tuple[ClientUpdate, PyTree]:
+        algorithm, common = given
+        inputs = ClientInput(common.posterior, in_own_precision(algorithm, entry), common.shared)
+        update, kept, _ = run_client(algorithm.client, key, inputs, local, data)
+        return update, kept
 
-    updates = each_client(half, None, (algorithm, ledger.posterior), keys, ledger.entries, data)
-    report = updates.report
-    fresh = jnp.zeros_like(report.gap)
-    exponents, method = algorithm.damping.choose(ledger.method, report.gap, staleness=fresh)
-
-    def merged(exponents: Array) -> tuple[PyTree, Any]:
-        entries = jax.vmap(algorithm.merge)(ledger.entries, updates.delta, exponents)
-        return entries, algorithm.rebuild(prior, Stacked(entries))
-
-    was_proper = ledger.posterior.is_proper
-
-    def is_usable(client: Array) -> Array:
-        """Whether the ledger would accept this reply if it were the only one."""
-
-        def posterior(exponent: Array) -> Any:
-            delta, entry = jax.tree.map(lambda leaf: leaf[client], (updates.delta, ledger.entries))
-            new = algorithm.merge(entry, delta, exponent)
-            entries = jax.tree.map(lambda entries, entry: entries.at[client].set(entry), ledger.entries, new)
-            return algorithm.rebuild(prior, Stacked(entries))
-
-        halved = exponents[client] / 2.0 ** jnp.arange(algorithm.halvings_alone + 1)
-        return jnp.any(jax.lax.map(lambda exponent: posterior(exponent).is_proper, halved))
-
-    def are_usable() -> Array:
-        return jnp.all(jax.lax.map(is_usable, jnp.arange(len(sequences))))
-
-    def improper(carry: tuple) -> Array:
-        halvings, _, _, (_, posterior) = carry
-        return was_proper & ~posterior.is_proper & (halvings < MAX_HALVINGS)
-
-    def halve(carry: tuple) -> tuple:
-        halvings, exponents, method, _ = carry
-        exponents, method = exponents / 2, _like(algorithm.damping.backed_off(method), method)
-        return halvings + 1, exponents, method, merged(exponents)
-
-    method = _like(method, ledger.method)
-    start = (jnp.asarray(0), exponents, method, merged(exponents))
-    all_usable = jax.lax.cond(improper(start), are_usable, lambda: jnp.asarray(True))
-    halvings, exponents, method, (entries, posterior) = jax.lax.while_loop(improper, halve, start)
-    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates.delta)])
-    log_z = ledger.posterior.log_partition - prior.log_partition
-    log_z = jnp.asarray(jnp.where(jnp.isfinite(log_z), log_z, jnp.nan))
-    said = BlockRound(
-        gaps=report.gap,
-        exponents=exponents,
-        free_energy=jnp.sum(report.free_energy) + log_z,
-        report=report,
-    )
-    new = Ledger(posterior, entries, method, ledger.version + 1, sequences)
-    return new, said, jnp.all(finite) & all_usable & (halvings < MAX_HALVINGS)
+    updates, local, sequences, first = [], [], [], 0
+    for bucket, rows in enumerate(data):
+        sequence = jnp.asarray(before.sequences[bucket]) + 1
+        keys = client_keys(seed, jnp.full_like(sequence, before.version), sequence, names[bucket])
+        entries = jax.tree.map(lambda leaf: leaf[first : first + len(sequence)], before.state.entries)  # noqa: B023
+        update, kept = each_client(one, None, (algorithm, common), keys, entries, before.local[bucket], rows)
+        updates.append(update)
+        local.append(kept)
+        sequences.append(sequence)
+        first += len(sequence)
+    stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *updates)
+    absorbed = block.absorb(prior, before.state, shared, stacked)
+    record = BlockRound(stacked.report.gap, absorbed.exponents, absorbed.bound, stacked.report)
+    after = Federation(absorbed.state, before.version + 1, tuple(sequences), tuple(local))
+    return after, record, absorbed.usable
 
 
-def _like(new: PyTree, old: PyTree) -> PyTree:
-    """The same numbers in the types of `old`, so that a loop's state does not change its type."""
-    return jax.tree.map(lambda n, o: jnp.asarray(n, jnp.asarray(o).dtype), new, old)
+def _is_finite(tree: PyTree) -> Array:
+    """Whether the sum of all floating leaves is finite: one pass, without comparisons."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.isfinite(sum((jnp.sum(leaf) for leaf in leaves), jnp.zeros(())))

@@ -1,42 +1,53 @@
-"""How the clients' halves are run: one driver, two ways, because they differ by a factor of ten on a CPU.
+"""How client parts are run: one driver, two ways, because they differ by a factor of ten on a CPU.
 
 A small model (a regression) is one compiled loop, since starting a program for every step would dominate. A large one
-(a network) is a sequence of compiled steps that the host starts without waiting, each in the memory of the one before
+(a network) is a sequence of compiled steps that the host starts without waiting, each in the memory of the step before
 it, since inside a compiled loop element-wise work and random numbers run on one thread.
 
-Both run all clients of a stack at once, by `vmap`, and on several devices each runs its share by itself.
+Both run all clients of a stack at once, by `vmap`, and on several devices each device runs its share.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Key, PRNGKeyArray, PyTree
+from jaxtyping import Array, Key, PRNGKeyArray, PyTree, UInt32
 
-from cavity.core import Algorithm, Data, Encoding, Problem, Solver
+from cavity.core import Algorithm, ClientPart, Data, Encoding, Problem, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Message
 from cavity.simulation.stacks import AXIS
 
-Shared = tuple[Algorithm, ClientInput | None]  # what is the same for all clients of a stack
-Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
+Shared = tuple[ClientPart, ClientInput | None]  # what is the same for all clients of a stack
+Static = tuple[PyTree, tuple[PyTree, ...]]  # the structure of a tree without its arrays, and the rest of it
+Outcome = tuple[ClientUpdate, PyTree, PyTree]  # update, local state, what is spent
 LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
-LOOK_EVERY = 25  # dispatched steps between two looks at whether all clients are done
+LOOK_EVERY = 25  # dispatched steps between two checks whether all clients are done
 
 
 class Work(eqx.Module):
-    """What the halves of some clients need, stacked: their keys, what they are told, what they keep and hold.
+    """What some clients need for one message each, stacked.
 
-    What all of them are told (a posterior may have millions of numbers) is in `common`, once, and `briefs` holds their
-    rows only. Without `common`, where they answer different versions, all of it is in `briefs`.
+    What all of them receive (a posterior may have millions of numbers) is in `common`, once, and `inputs` holds their
+    entries only. Without `common`, where they answer different versions, all of it is in `inputs`.
+
+    Attributes:
+        keys: for the solvers.
+        inputs: of each client.
+        local: what each keeps.
+        data: of each.
+        common: what all receive.
+        private_keys: data of the keys for what happens before an update leaves, from secrets of the clients.
+        spent: what each has spent of its privacy budget.
     """
 
     keys: Key[Array, " clients"]
@@ -44,14 +55,16 @@ class Work(eqx.Module):
     local: PyTree
     data: Data
     common: ClientInput | None = None
+    private_keys: UInt32[Array, "clients 2"] | None = None
+    spent: PyTree = None
 
 
-def told(common: ClientInput | None, own: ClientInput) -> ClientInput:
-    """All that one client is told: what everybody is, with its own row."""
+def inputs_of(common: ClientInput | None, own: ClientInput) -> ClientInput:
+    """All that one client receives: what everybody does, with its own entry."""
     return own if common is None else replace(common, entry=own.entry)
 
 
-def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
+def solve(solver: Solver, key: PRNGKeyArray, problem: PyTree) -> PyTree:
     """init, step until done, result. Step i has its own key, so a solve does not depend on who runs beside it."""
     state = solver.init(problem)
     if solver.unrolled is not None:  # a loop would only be in the compiler's way
@@ -67,18 +80,48 @@ def solve(solver: Solver, key: PRNGKeyArray, problem: Any) -> Any:
     return solver.result(problem, state)
 
 
-def client_half(
-    algorithm: Algorithm, key: PRNGKeyArray, inputs: ClientInput, local: PyTree, data: Data
-) -> tuple[ClientUpdate, PyTree]:
-    """All that a client does with one message: a pure function of what it is told and what it holds."""
-    problem = algorithm.problem(inputs, local, data)
-    solution = solve(algorithm.solver, key, problem)
-    return _arrays(algorithm.update(inputs, local, problem, solution))
+def run_client(
+    client: ClientPart,
+    key: PRNGKeyArray,
+    inputs: ClientInput,
+    local: PyTree,
+    data: Data,
+    private_key: UInt32[Array, " 2"] | None = None,
+    spent: PyTree = None,
+) -> Outcome:
+    """All that a client does with one message: a pure function of what it receives and what it holds.
+
+    Args:
+        client: the method's client part.
+        key: for the solver.
+        inputs: what the message carries.
+        local: what the client keeps.
+        data: its rows.
+        private_key: data of a key from the client's own secret; for methods with a release.
+        spent: what the client has spent of its privacy budget.
+
+    Returns:
+        The update, the new local state, and what is spent now.
+    """
+    problem = client.problem(inputs, local, data)
+    solution = solve(client.solver, key, problem)
+    return _released(client, client.update(inputs, local, problem, solution), data, private_key, spent)
 
 
-def _arrays(update: PyTree) -> PyTree:
-    """An answer may hold plain numbers too (a NaN for what a method does not define)."""
-    return jax.tree.map(jnp.asarray, update)
+def _released(
+    client: ClientPart,
+    found: tuple[ClientUpdate, PyTree],
+    data: Data,
+    private_key: UInt32[Array, " 2"] | None,
+    spent: PyTree,
+) -> Outcome:
+    """The update as it is sent, with arrays for plain numbers (a NaN for what a method does not define)."""
+    update, local = found
+    if client.release is not None:
+        if private_key is None:
+            raise ValueError("the method's release needs a key from a secret of the client")
+        update, spent = client.release.apply(jax.random.wrap_key_data(private_key), update, spent, data)
+    return jax.tree.map(jnp.asarray, (update, local, spent))
 
 
 def each_client(function: Callable[..., PyTree], mesh: Mesh | None, shared: PyTree, *stacked: PyTree) -> PyTree:
@@ -96,48 +139,55 @@ def each_client(function: Callable[..., PyTree], mesh: Mesh | None, shared: PyTr
 
 
 @eqx.filter_jit
-def run_as_loop(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
-    """The halves of all clients as one program."""
+def run_as_loop(client: ClientPart, work: Work, mesh: Mesh | None) -> Outcome:
+    """All clients as one program."""
 
     def one(
-        shared: Shared, key: PRNGKeyArray, own: ClientInput, local: PyTree, data: Data
-    ) -> tuple[ClientUpdate, PyTree]:
-        algorithm, common = shared
-        return client_half(algorithm, key, told(common, own), local, data)
+        shared: Shared, key: PRNGKeyArray, own: ClientInput, local: PyTree, data: Data, private: Array, spent: PyTree
+    ) -> Outcome:
+        client, common = shared
+        return run_client(client, key, inputs_of(common, own), local, data, private, spent)
 
-    return each_client(one, mesh, (algorithm, work.common), work.keys, work.inputs, work.local, work.data)
+    private = (work.private_keys, work.spent)
+    return each_client(one, mesh, (client, work.common), work.keys, work.inputs, work.local, work.data, *private)
 
 
 @eqx.filter_jit
-def _begin(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[PyTree, PyTree]:
-    """The solvers' first states; and the cavities, which every step would otherwise compute anew."""
+def _begin(client: ClientPart, work: Work, mesh: Mesh | None) -> tuple[PyTree, PyTree]:
+    """The solvers' first states; and the cavities, which every step would otherwise compute again."""
 
     def one(shared: Shared, own: ClientInput, local: PyTree, data: Data) -> PyTree:
-        algorithm, common = shared
-        problem = algorithm.problem(told(common, own), local, data)
-        return algorithm.solver.init(problem), problem.cavity if isinstance(problem, Problem) else None
+        client, common = shared
+        problem = client.problem(inputs_of(common, own), local, data)
+        return client.solver.init(problem), problem.cavity if isinstance(problem, Problem) else None
 
-    return each_client(one, mesh, (algorithm, work.common), work.inputs, work.local, work.data)
+    return each_client(one, mesh, (client, work.common), work.inputs, work.local, work.data)
 
 
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(3,))
 def _step(static: Static, arrays: PyTree, i: Array, states: PyTree) -> PyTree:
     # not by filter_jit, which waits for each call to end
-    algorithm, work, cavities, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
+    client, work, cavities, mesh, stops_itself = eqx.combine(arrays, jax.tree.unflatten(*static))
 
     def one(
-        shared: tuple[Shared, Array], key, own: ClientInput, local: PyTree, data: Data, cavity: PyTree, state: PyTree
+        shared: tuple[Shared, Array],
+        key: PRNGKeyArray,
+        own: ClientInput,
+        local: PyTree,
+        data: Data,
+        cavity: PyTree,
+        state: PyTree,
     ) -> PyTree:
-        (algorithm, common), i = shared
-        problem = algorithm.problem(told(common, own), local, data)
+        (client, common), i = shared
+        problem = client.problem(inputs_of(common, own), local, data)
         problem = problem if cavity is None else replace(problem, cavity=cavity)
-        new = algorithm.solver.step(jax.random.fold_in(key, i), problem, state)
+        new = client.solver.step(jax.random.fold_in(key, i), problem, state)
         if not stops_itself:
             return new
-        done = algorithm.solver.done(state)
+        done = client.solver.done(state)
         return jax.tree.map(lambda old, new: jnp.where(done, old, new), state, new)
 
-    shared = ((algorithm, work.common), i)
+    shared = ((client, work.common), i)
     return each_client(one, mesh, shared, work.keys, work.inputs, work.local, work.data, cavities, states)
 
 
@@ -147,52 +197,57 @@ def _all_done(solver: Solver, states: PyTree) -> Array:
 
 
 @eqx.filter_jit
-def _finish(algorithm: Algorithm, work: Work, states: PyTree, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
-    def one(shared: Shared, own: ClientInput, local: PyTree, data: Data, state: PyTree) -> tuple[ClientUpdate, PyTree]:
-        algorithm, common = shared
-        inputs = told(common, own)
-        problem = algorithm.problem(inputs, local, data)
-        return _arrays(algorithm.update(inputs, local, problem, algorithm.solver.result(problem, state)))
+def _finish(client: ClientPart, work: Work, states: PyTree, mesh: Mesh | None) -> Outcome:
+    def one(
+        shared: Shared, own: ClientInput, local: PyTree, data: Data, state: PyTree, private: Array, spent: PyTree
+    ) -> Outcome:
+        client, common = shared
+        inputs = inputs_of(common, own)
+        problem = client.problem(inputs, local, data)
+        found = client.update(inputs, local, problem, client.solver.result(problem, state))
+        return _released(client, found, data, private, spent)
 
-    return each_client(one, mesh, (algorithm, work.common), work.inputs, work.local, work.data, states)
+    private = (work.private_keys, work.spent)
+    return each_client(one, mesh, (client, work.common), work.inputs, work.local, work.data, states, *private)
 
 
-def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
+def run_as_steps(client: ClientPart, work: Work, mesh: Mesh | None) -> Outcome:
     """The same as `run_as_loop`, step by step."""
-    states, cavities = _begin(algorithm, work, mesh)
-    known, i = algorithm.solver.steps_for(np.asarray(work.data.num_rows)), 0
+    states, cavities = _begin(client, work, mesh)
+    known, i = client.solver.steps_for(np.asarray(work.data.num_rows)), 0
     last = None if known is None else int(np.max(known))
-    alike = known is not None and int(np.min(known)) == last  # then none has to be held back
-    arrays, rest = eqx.partition((algorithm, work, cavities, mesh, not alike), eqx.is_array)
+    alike = known is not None and int(np.min(known)) == last  # then no client has to be held back
+    arrays, rest = eqx.partition((client, work, cavities, mesh, not alike), eqx.is_array)
     leaves, structure = jax.tree.flatten(rest)
-    while i < last if last is not None else (i % LOOK_EVERY or not _all_done(algorithm.solver, states)):
+    while i < last if last is not None else (i % LOOK_EVERY or not _all_done(client.solver, states)):
         states = _step((structure, tuple(leaves)), arrays, jnp.uint32(i), states)
         i += 1
-    return _finish(algorithm, work, states, mesh)
+    return _finish(client, work, states, mesh)
 
 
 def numbers_as_leaves(algorithm: Algorithm) -> Algorithm:
-    """A float would be a constant of a program, and each value of a sweep a program of its own.
+    """The method with floats as arrays: a float would be a constant of a program, and each value need its own.
 
-    So would be how a table becomes numbers, which no program needs.
+    How a table becomes numbers is left out, since no program needs it.
     """
 
-    def leaf_of(part: Any) -> Any:
-        if isinstance(part, Encoding):
-            return None
-        return jnp.asarray(part) if isinstance(part, float) else part
+    def is_encoding(part: PyTree) -> bool:
+        return isinstance(part, Encoding)
 
-    return jax.tree.map(leaf_of, algorithm, is_leaf=lambda part: isinstance(part, Encoding))
+    def leaf_of(part: PyTree) -> PyTree:
+        return None if is_encoding(part) else jnp.asarray(part) if type(part) is float else part
+
+    return jax.tree.map(leaf_of, algorithm, is_leaf=is_encoding)
 
 
-def in_own_precision(algorithm: Algorithm, told: PyTree) -> PyTree:
-    """What clients are told, in the precision of the prior: the ledger is in double, a network stays in single."""
+def in_own_precision(algorithm: Algorithm, inputs: PyTree) -> PyTree:
+    """What clients receive, in the precision of the prior: the ledger is in double, a network stays in single."""
     dtype = jnp.result_type(*jax.tree.leaves(algorithm.prior))
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, told)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, inputs)
 
 
-def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[ClientUpdate, PyTree]:
-    """The halves of all clients, in the way that suits the size of what they exchange."""
+def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> Outcome:
+    """All clients, in the way that suits the size of what they exchange."""
     work = replace(
         work, inputs=in_own_precision(algorithm, work.inputs), common=in_own_precision(algorithm, work.common)
     )
@@ -200,8 +255,9 @@ def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[Cl
         (work.inputs.posterior, len(work.keys)) if work.common is None else (work.common.posterior, 1)
     )
     size = sum(np.size(leaf) // num_copies for leaf in jax.tree.leaves(posterior))
-    run = run_as_steps if size >= LARGE or algorithm.solver.has_long_steps else run_as_loop
-    return run(algorithm, work, mesh)
+    client = algorithm.client
+    run = run_as_steps if size >= LARGE or client.solver.has_long_steps else run_as_loop
+    return run(client, work, mesh)
 
 
 @eqx.filter_jit
@@ -218,9 +274,9 @@ def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) ->
 
 
 def common_inputs(messages: Sequence[Message]) -> tuple[ClientInput | None, list[ClientInput]]:
-    """What all these messages say, and what is left of each; nothing is common where they are of different versions.
+    """What all these messages carry, and the rest of each; nothing is common where they are of different versions.
 
-    The ledger puts one and the same posterior into all messages of a plan, so that it can be told without comparing.
+    The ledger puts the same posterior object into all messages of a plan, so nothing has to be compared.
     """
     first = messages[0].inputs
     if any(m.inputs.posterior is not first.posterior or m.inputs.shared is not first.shared for m in messages):
@@ -237,3 +293,11 @@ def message_keys(seed: int, messages: Sequence[Message]) -> Key[Array, " clients
 def name_number(name: str) -> int:
     """A number that depends on a client's name only, for its randomness."""
     return zlib.crc32(name.encode())
+
+
+def private_keys(secret: bytes, messages: Sequence[Message]) -> UInt32[Array, "clients 2"]:
+    """Data of keys that nobody knows without the secret; the same for the same message."""
+    digests = [
+        hmac.new(secret, f"{m.version}:{m.sequence}:{m.client}".encode(), hashlib.sha256).digest()[:8] for m in messages
+    ]
+    return jnp.asarray(np.frombuffer(b"".join(digests), np.uint32).reshape(-1, 2))

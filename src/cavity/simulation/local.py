@@ -1,27 +1,28 @@
-"""All clients in one process: the embedded default, and the simulator.
+"""All clients in one process: the default, and the simulator.
 
 Clients' data are stacked once, in buckets of similar size, padded with copies of a row at weight 0, and split over the
-devices. What is queued runs as one program per bucket. Rows or latents of different shapes cannot share a program; then
-each shape is a program of its own.
+devices. What is queued runs as one program per bucket. Clients whose entries or local states have different shapes
+cannot share a program; then each shape has a program of its own.
 
 Time is virtual: with `seconds` per visit and client, replies come in the order in which they would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity import ledger
-from cavity.core import Algorithm, BlockRounds, CombiningAlgorithm, Data, Engine, EntryAlgorithm
+from cavity.core import Algorithm, BlockRounds, BlockState, Data, Engine, LocalUnits
+from cavity.core.host import to_host
 from cavity.core.messages import (
     Acknowledgement,
+    ClientInput,
     ClientRecord,
     Clients,
     ClientState,
@@ -31,22 +32,32 @@ from cavity.core.messages import (
     Stacked,
 )
 from cavity.ledger import client as client_ledger
-from cavity.simulation.block import Ledger, run_block
-from cavity.simulation.combined import Federation, run_combined
-from cavity.simulation.drive import Work, common_inputs, message_keys, name_number, numbers_as_leaves, run_clients
+from cavity.simulation.block import Federation, run_block
+from cavity.simulation.drive import (
+    Work,
+    common_inputs,
+    message_keys,
+    name_number,
+    numbers_as_leaves,
+    private_keys,
+    run_clients,
+)
 from cavity.simulation.stacks import buckets, device_mesh, everywhere, splitting, spread, stack
+
+Held = tuple[ClientInput, PyTree, PyTree]  # what a client receives, keeps and has spent
 
 
 class LocalEngine(Engine):
     """Runs queued clients when their replies are collected.
 
     Args:
-        algorithm: both halves of the method.
+        algorithm: the method.
         clients: client name -> data, as numpy arrays.
-        seed: of all randomness.
-        held_by_clients: the variant of the ledger.
+        seed: the random seed.
+        held_by_clients: whether the clients keep their own entries.
         states: what the clients kept, from a checkpoint.
-        seconds: virtual seconds that a visit takes, by client; without, all queued clients reply at once.
+        seconds: virtual seconds that a visit takes, by client; without it, all queued clients reply at once.
+        secret: what the clients' private randomness comes from; None draws one.
     """
 
     def __init__(
@@ -58,9 +69,11 @@ class LocalEngine(Engine):
         held_by_clients: bool = False,
         states: Mapping[str, ClientState] | None = None,
         seconds: Mapping[str, float] | None = None,
+        secret: bytes | None = None,
     ):
         self._algorithm, self._seed, self._seconds = algorithm, seed, seconds or {}
         self._traced = numbers_as_leaves(algorithm)
+        self._secret = secrets.token_bytes(32) if secret is None else secret
         self._mesh = device_mesh()
         self._buckets = buckets(clients, self._mesh)
         self._places = {name: (b, i) for b, bucket in enumerate(self._buckets) for i, name in enumerate(bucket.names)}
@@ -71,7 +84,7 @@ class LocalEngine(Engine):
             for name, data in clients.items()
         }
         padded = {name: self._buckets[b].num_units for name, (b, _) in self._places.items()}
-        self._states = {name: self._resized(state, padded[name]) for name, state in opened.items()}
+        self._states = {name: _resized(state, padded[name]) for name, state in opened.items()}
         self._queue: list[tuple[float, Message]] = []
         self._now = 0.0
 
@@ -91,126 +104,77 @@ class LocalEngine(Engine):
         ready = [message for due, message in self._queue if due <= horizon]
         self._queue = [entry for entry in self._queue if entry[0] > horizon]
         self._now = max(self._now, horizon)
-        return self._answer(ready)
+        return self._replies(ready)
 
     def client_states(self) -> dict[str, ClientState]:
-        return {name: self._resized(state, self._num_units.get(name)) for name, state in self._states.items()}
-
-    def _resized(self, state: ClientState, num_units: int | None) -> ClientState:
-        """Local latents with as many units as the client's bucket has, or as the client itself."""
-        if num_units is None or state.local is None:
-            return state
-        pending = state.pending
-        if pending is not None:
-            pending = replace(pending, local=self._algorithm.resized(pending.local, num_units))
-        return replace(state, local=self._algorithm.resized(state.local, num_units), pending=pending)
+        return {name: _resized(state, self._num_units.get(name)) for name, state in self._states.items()}
 
     def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
-        algorithm = self._traced
-        if isinstance(algorithm, CombiningAlgorithm):
-            return self._advance_combined(algorithm, server, num_rounds)
-        if not (isinstance(algorithm, EntryAlgorithm) and algorithm.in_blocks and self._can_advance(server)):
-            return None
-        names = server.names
-        start = Ledger(
-            posterior=server.posterior,
-            entries=stack([server.entries[name] for name in names]),
-            method=server.method,
-            version=np.uint32(server.version),
-            sequences=np.array([server.clients[name].sequence for name in names], np.uint32),
-        )
-        start, prior = ledger.to_host((start, server.prior))
-        numbers = jnp.asarray([name_number(name) for name in names], jnp.uint32)
-        seed = jnp.asarray(self._seed, jnp.uint32)
-        # on one device: what they would have to tell each other after every round costs more than it saves
-        data = jax.device_put(self._buckets[0].data, self._mesh.devices[0])
-        block = run_block(algorithm, prior, start, seed, numbers, data, num_rounds)
-        end, rounds, num_done = ledger.to_host(block)
-        if num_done == 0:
-            return server, []
-        said = Stacked(jax.tree.map(lambda leaf: leaf[:num_done], rounds))
-        last = said[len(said) - 1]
-        records = {
-            name: ClientRecord(
-                sequence=int(end.sequences[i]),
-                settled=Acknowledgement(int(end.sequences[i]), float(last.exponents[i])),
-                report=jax.tree.map(lambda leaf, i=i: leaf[i], last.report),
-            )
-            for i, name in enumerate(names)
-        }
-        rows = {name: jax.tree.map(lambda leaf, i=i: leaf[i], end.entries) for i, name in enumerate(names)}
-        return replace(
-            server,
-            version=int(end.version),
-            posterior=end.posterior,
-            entries=rows,
-            clients=Clients.of(records),
-            method=end.method,
-        ), said
-
-    def _advance_combined(
-        self, algorithm: CombiningAlgorithm, server: ServerState, num_rounds: int
-    ) -> tuple[ServerState, BlockRounds] | None:
-        """A block of rounds of a method that combines replies; what the clients keep goes with it."""
-        if self._seconds:
-            return None
         groups = [bucket.names for bucket in self._buckets]
+        order = tuple(name for group in groups for name in group)
+        block = self._traced.server.block
+        if block is None or self._seconds or not self._can_run_as_block() or not block.suits(server, order):
+            return None
         before = server.clients
         settled = {
-            name: client_ledger.settled_local(self._states[name], before[name].settled.sequence)
-            for name in server.names
+            name: client_ledger.settled_local(self._states[name], before[name].settled.sequence) for name in order
         }
-        start = Federation(
-            posterior=server.posterior,
-            method=server.method,
-            version=np.uint32(server.version),
-            sequences=tuple(np.array([before[name].sequence for name in group], np.uint32) for group in groups),
-            local=tuple(stack([settled[name] for name in group]) for group in groups),
+        entries = stack([server.entries[name] for name in order]) if server.entries else None
+        start, prior = to_host(
+            (
+                Federation(
+                    state=BlockState(server.posterior, entries, server.method),
+                    version=np.asarray(server.version, np.uint32),
+                    sequences=tuple(np.array([before[name].sequence for name in group], np.uint32) for group in groups),
+                    local=(),
+                ),
+                server.prior,
+            )
         )
+        start = replace(start, local=tuple(stack([settled[name] for name in group]) for group in groups))
         numbers = tuple(jnp.asarray([name_number(name) for name in group], jnp.uint32) for group in groups)
+        # on one device: communication between devices after every round would cost more than it saves
         data = tuple(jax.device_put(bucket.data, self._mesh.devices[0]) for bucket in self._buckets)
         seed = jnp.asarray(self._seed, jnp.uint32)
-        end, rounds, num_done = jax.tree.map(
-            np.asarray, run_combined(algorithm, start, seed, numbers, data, num_rounds)
-        )
+        run = run_block(self._traced, block, prior, start, seed, numbers, data, num_rounds)
+        end, rounds, num_done = jax.tree.map(np.asarray, run)
         if num_done == 0:
             return server, []
-        order = [name for group in groups for name in group]
-        places = np.array([order.index(name) for name in server.names])
-        sequences = dict(zip(order, np.concatenate(end.sequences).tolist(), strict=True))
-        said = Stacked(replace_order(jax.tree.map(lambda leaf: leaf[:num_done], rounds), places))
-        last = said[len(said) - 1]
+        place = {name: i for i, name in enumerate(order)}
+        places = np.array([place[name] for name in server.names])
+        sequences = np.concatenate(end.sequences).tolist()
+        records = Stacked(_reordered(jax.tree.map(lambda leaf: leaf[:num_done], rounds), places))
+        last = records[len(records) - 1]
         for group, local in zip(groups, end.local, strict=True):
             for i, name in enumerate(group):
                 kept = jax.tree.map(lambda leaf, i=i: leaf[i], local)
-                self._states[name] = ClientState(local=kept, settled=sequences[name])
-        records = {
+                self._states[name] = ClientState(local=kept, settled=sequences[place[name]])
+        state = to_host(end.state)
+        clients = {
             name: ClientRecord(
-                sequence=sequences[name],
-                settled=Acknowledgement(sequences[name], 1.0),
+                sequence=sequences[place[name]],
+                settled=Acknowledgement(sequences[place[name]], float(last.exponents[i])),
                 report=jax.tree.map(lambda leaf, i=i: leaf[i].item(), last.report),
             )
             for i, name in enumerate(server.names)
         }
-        posterior, method = ledger.to_host((end.posterior, end.method))
-        clients, version = Clients.of(records), int(end.version)
-        return replace(server, version=version, posterior=posterior, method=method, clients=clients), said
+        rows = {name: jax.tree.map(lambda leaf, i=i: leaf[i], state.entries) for i, name in enumerate(order)}
+        return replace(
+            server,
+            version=int(end.version),
+            posterior=state.posterior,
+            entries={name: rows[name] for name in server.entries},
+            method=state.method,
+            clients=Clients.of(clients),
+        ), records
 
-    def _can_advance(self, server: ServerState) -> bool:
-        """One bucket with everybody in order, uniform rows at the server, nothing at the clients, double precision."""
-        return (
-            bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
-            and not server.held_by_clients
-            and not self._seconds
-            and len(self._buckets) == 1
-            and self._buckets[0].names == server.names
-            and len({_signature(row) for row in server.entries.values()}) == 1
-            and all(state.local is None for state in self._states.values())
-            and hasattr(type(server.posterior), "log_partition")
-        )
+    def _can_run_as_block(self) -> bool:
+        """Whether no client has spent anything, which would have to be stored after every round."""
+        return all(state.spent is None for state in self._states.values())
 
-    def _answer(self, messages: list[Message]) -> list[Reply]:
-        replies, groups = [], {}
+    def _replies(self, messages: list[Message]) -> list[Reply]:
+        replies: list[Reply] = []
+        groups: dict[Hashable, list[tuple[Message, Held]]] = {}
         for message in messages:
             name = message.client
             if client_ledger.is_stale(self._states[name], message):
@@ -220,13 +184,13 @@ class LocalEngine(Engine):
                 replies.append(stored)
                 continue
             state = self._states[name] = client_ledger.settle(self._algorithm, self._states[name], message)
-            told = (client_ledger.inputs_for(state, message), state.local)
-            groups.setdefault((self._places[name][0], _signature(told)), []).append((message, told))
-        for (bucket, _), group in groups.items():
-            replies += self._run(bucket, group)
+            held = (client_ledger.inputs_for(state, message), state.local, state.spent)
+            groups.setdefault((self._places[name][0], _signature(held)), []).append((message, held))
+        for group in groups.values():
+            replies += self._run(self._places[group[0][0].client][0], group)
         return replies
 
-    def _run(self, bucket: int, group: list[tuple[Message, Any]]) -> list[Reply]:
+    def _run(self, bucket: int, group: list[tuple[Message, Held]]) -> list[Reply]:
         messages = [message for message, _ in group]
         names, data = self._buckets[bucket].names, self._buckets[bucket].data
         places = np.array([self._places[message.client][1] for message in messages])
@@ -234,27 +198,39 @@ class LocalEngine(Engine):
         if not everybody:
             data = jax.tree.map(lambda leaf: leaf[places], data)
         keys = message_keys(self._seed, messages)
-        common, inputs = common_inputs([replace(message, inputs=inputs) for message, (inputs, _) in group])
-        told = stack([(inputs, local) for inputs, (_, (_, local)) in zip(inputs, group, strict=True)])
-        keys, (inputs, local) = spread((keys, told), self._mesh)
+        common, inputs = common_inputs([replace(message, inputs=held[0]) for message, held in group])
+        held = stack([(own, local, spent) for own, (_, (_, local, spent)) in zip(inputs, group, strict=True)])
+        private = None if self._traced.client.release is None else private_keys(self._secret, messages)
+        keys, (inputs, local, spent), private = spread((keys, held, private), self._mesh)
         mesh = splitting(self._mesh, len(messages))
-        outcome = run_clients(self._traced, Work(keys, inputs, local, data, everywhere(common, mesh)), mesh)
-        updates, local = jax.tree.map(np.asarray, outcome)
+        work = Work(keys, inputs, local, data, everywhere(common, mesh), private, spent)
+        outcome = jax.tree.map(np.asarray, run_clients(self._traced, work, mesh))
         replies = []
         for i, message in enumerate(messages):
-            mine = jax.tree.map(lambda leaf, i=i: leaf[i], (updates, local))
+            mine = jax.tree.map(lambda leaf, i=i: leaf[i], outcome)
             state, reply = client_ledger.commit(self._states[message.client], message, *mine)
             self._states[message.client] = state
             replies.append(reply)
         return replies
 
 
-def replace_order(said: PyTree, places: np.ndarray) -> PyTree:
-    """What was said of each client, in the order of `places`; a round's own numbers have no such axis."""
-    return jax.tree.map(lambda leaf: leaf[:, places] if leaf.ndim > 1 else leaf, said)
+def _resized(state: ClientState, num_units: int | None) -> ClientState:
+    """Local states with as many units as the client's bucket has, or as the client itself."""
+    if num_units is None:
+        return state
+    pending = state.pending
+    if pending is not None and isinstance(pending.local, LocalUnits):
+        pending = replace(pending, local=pending.local.resized(num_units))
+    local = state.local.resized(num_units) if isinstance(state.local, LocalUnits) else state.local
+    return replace(state, local=local, pending=pending)
 
 
-def _signature(tree: PyTree) -> Any:
+def _reordered(records: PyTree, places: np.ndarray) -> PyTree:
+    """What is recorded of each client, in the order of `places`; a round's own numbers have no such axis."""
+    return jax.tree.map(lambda leaf: leaf[:, places] if leaf.ndim > 1 else leaf, records)
+
+
+def _signature(tree: PyTree) -> Hashable:
     """What two clients must share to run in one program: structure, shapes and kinds of numbers."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves)

@@ -37,9 +37,9 @@ class StreamingEngine(Engine):
     """Runs queued clients chunk by chunk; `collect` returns one chunk's replies at a time.
 
     Args:
-        algorithm: both halves of the method.
+        algorithm: the method.
         source: where the clients' data are.
-        seed: of all randomness.
+        seed: the random seed.
         chunk: how many clients are at most loaded and run together; None takes what suits the size of the posterior.
     """
 
@@ -116,7 +116,8 @@ class StreamingEngine(Engine):
             raise DataError(
                 f"the source returned {len(loaded)} data sets for {_listed(names)}; it must return one each"
             )
-        if any(self._algorithm.initial_local(data) is not None for data in loaded[:1]):
+        client = self._algorithm.client
+        if client.release is not None or any(client.initial_local(data) is not None for data in loaded[:1]):
             raise UnsuitableError(
                 f"the clients of {type(self._algorithm).__name__} keep something between messages, which streamed "
                 "clients cannot; hold them in memory"
@@ -138,7 +139,7 @@ class StreamingEngine(Engine):
         work = Work(keys, own, None, data, everywhere(self._in_place(common), mesh))
         jax.block_until_ready(work)  # what is put on the devices is not computed there
         began = time.perf_counter()
-        updates, _ = jax.block_until_ready(run_clients(self._traced, work, mesh))
+        updates, _, _ = jax.block_until_ready(run_clients(self._traced, work, mesh))
         self._compute_seconds += time.perf_counter() - began
         updates = jax.tree.map(np.asarray, updates)
         return [

@@ -1,0 +1,6 @@
+"""Types that several contracts share."""
+
+import jax
+import numpy as np
+
+Leaf = jax.Array | np.ndarray
