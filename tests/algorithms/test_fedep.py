@@ -60,7 +60,9 @@ def assert_same(a, b, rtol=1e-10):
 
 def assert_product(fit):
     """The invariant: prior times the factors in the ledger."""
-    assert_same(fit.posterior, fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values())))
+    assert_same(
+        fit.posterior, fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))
+    )
 
 
 def test_with_exact_moments_it_is_ep():

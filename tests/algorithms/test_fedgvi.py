@@ -13,7 +13,7 @@ import cavity
 from cavity import losses
 from cavity.aggregation import Fixed, one_over
 from cavity.algorithms.cavities import OwnFactor
-from cavity.algorithms.factors import FactorAlgorithm
+from cavity.algorithms.factors import FactorAlgorithm, FactorClient, Factors
 from cavity.core import Problem
 from cavity.core.client_data import prepare_clients
 from cavity.core.messages import ClientInput
@@ -122,17 +122,22 @@ class WithoutCavity(FactorAlgorithm):
     instead: str
 
     @property
-    def is_product(self):
-        return True
+    def entries(self):
+        return Factors(self.prior)
 
-    def rebuild(self, prior, rows):
-        return prior * product(rows)
+    @property
+    def client(self):
+        return InsteadClient(self.solver, self.density, self.removed, self.instead)
+
+
+class InsteadClient(FactorClient):
+    instead: str
 
     def problem(self, inputs, local, data):
-        place = {"posterior": inputs.posterior, "prior": self.prior, "cavity": inputs.posterior / inputs.entry}[
-            self.instead
-        ]
-        return Problem(self.model, self.loss, self.divergence, place, inputs.posterior, data)
+        prior = self.density.model.prior
+        places = {"posterior": inputs.posterior, "prior": prior, "cavity": inputs.posterior / inputs.entry}
+        density, place = self.density, places[self.instead]
+        return Problem(density.model, density.loss, density.divergence, place, inputs.posterior, data)
 
 
 @pytest.mark.parametrize(("instead", "num_clients", "is_fixed"), [
@@ -339,11 +344,11 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     row = DiagonalGaussian(jnp.array([0.5, 1.0]), jnp.array([5.0, 1.0]))  # the first coordinate's cavity is improper
     data = jax.tree.map(jnp.asarray, prepare_clients(model, {"a": rows(num_rows=10, columns=1)})["a"])
     inputs = ClientInput(posterior, row)
-    problem = method.problem(inputs, None, data)
+    problem = method.client.problem(inputs, None, data)
     least = 0.5 / 9  # half of the prior's precision
     np.testing.assert_allclose(problem.cavity.precision, [least, 3.0])
     np.testing.assert_allclose(problem.cavity.precision_mean, [1.0 - 0.5 * (4.0 - least) / 5.0, 1.0])
-    update, _ = run_client(method.client, jax.random.key(0), inputs, None, data)
+    update, _, _ = run_client(method.client, jax.random.key(0), inputs, None, data)
     refit = row * update.delta  # the new factor is tilted / cavity, with the cavity that was used
     tilted = problem.cavity * refit
     assert bool(tilted.is_proper)

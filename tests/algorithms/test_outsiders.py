@@ -15,17 +15,21 @@ import pytest
 import cavity
 from cavity import ledger
 from cavity.aggregation import Fixed
+from cavity.aggregation.entries import EntryServer
 from cavity.core import (
     Algorithm,
+    ClientPart,
     Damping,
     Data,
+    Declaration,
     Divergence,
-    EntryAlgorithm,
+    Entries,
     Likelihood,
     Model,
     Plan,
     Problem,
     Schedule,
+    ServerPart,
     Solver,
 )
 from cavity.core.messages import ClientUpdate, Report
@@ -181,8 +185,23 @@ class Offset(eqx.Module):
     moves: Any
 
 
-class PrivateOffset(EntryAlgorithm):
-    """Every client has a level b_m of its own, y = b_m + x . theta, which it fits and tells nobody."""
+class Product(Entries):
+    """Factors that are multiplied."""
+
+    prior: FullGaussian
+
+    def initial(self):
+        return self.prior**0.0
+
+    def merge(self, entry, delta, exponent):
+        return entry * delta**exponent
+
+    def rebuild(self, prior, entries):
+        return prior * product(entries)
+
+
+class PrivateOffset(Algorithm):
+    """Every client has a level b_m of its own, y = b_m + x . theta, which it fits and keeps."""
 
     model: Model
     solver: Solver
@@ -192,8 +211,22 @@ class PrivateOffset(EntryAlgorithm):
     def prior(self):
         return self.model.prior
 
-    def initial_entry(self):
-        return self.prior**0.0
+    @property
+    def client(self):
+        return OffsetClient(self.solver, self.model)
+
+    @property
+    def server(self):
+        return EntryServer(Product(self.prior), self.damping)
+
+    @property
+    def declaration(self):
+        return Declaration(self.prior)
+
+
+class OffsetClient(ClientPart):
+    solver: Solver
+    model: Model
 
     def initial_local(self, data):
         return Offset(np.zeros(()), np.zeros((), int))
@@ -210,12 +243,6 @@ class PrivateOffset(EntryAlgorithm):
         moved = Offset(local.level + weight @ (left - x @ solution.tilted.mean), local.moves + 1)
         report = Report(solution.tilted.kl(inputs.posterior), jnp.nan, solution.steps, solution.converged)
         return ClientUpdate(solution.tilted / inputs.posterior, report), moved
-
-    def merge(self, row, delta, exponent):
-        return row * delta**exponent
-
-    def rebuild(self, prior, rows):
-        return prior * product(rows)
 
 
 def with_levels():
@@ -274,7 +301,7 @@ def test_what_a_client_keeps_is_in_no_message():
 
 
 class Pool(Algorithm):
-    """The geometric mean of what each client would believe alone: a method without rows."""
+    """The geometric mean of what each client would believe alone: a method without entries."""
 
     model: Model
     solver: Solver
@@ -283,17 +310,22 @@ class Pool(Algorithm):
     def prior(self):
         return self.model.prior
 
-    def initial_entry(self):
-        return None
+    @property
+    def client(self):
+        return AloneClient(self.solver, self.model)
 
-    def initial_method(self, num_clients):
-        return None
+    @property
+    def server(self):
+        return MeanServer()
 
-    def initial_local(self, data):
-        return None
+    @property
+    def declaration(self):
+        return Declaration(self.prior)
 
-    def shared(self, server):
-        return server.prior
+
+class AloneClient(ClientPart):
+    solver: Solver
+    model: Model
 
     def problem(self, inputs, local, data):
         return Problem(self.model, NegativeLogLikelihood(), KL(), inputs.shared, inputs.posterior, data)
@@ -302,8 +334,15 @@ class Pool(Algorithm):
         report = Report(solution.tilted.kl(inputs.posterior), jnp.nan, solution.steps, solution.converged)
         return ClientUpdate(solution.tilted / inputs.posterior, report), local
 
-    def merge(self, row, delta, exponent):
+
+class MeanServer(ServerPart):
+    entries: None = eqx.field(default=None, init=False, static=True)
+
+    def initial_state(self, num_clients):
         return None
+
+    def shared(self, server):
+        return server.prior
 
     def absorb(self, server, replies):
         posterior = server.posterior
@@ -333,7 +372,7 @@ def accept_repeats(server, reply):
 
 
 def test_without_rows_repeats_are_caught_too(monkeypatch):
-    monkeypatch.setattr(ledger, "reason_to_refuse", accept_repeats)
+    monkeypatch.setattr(ledger.server, "reason_to_refuse", accept_repeats)
     with pytest.raises(AssertionError, match="answers no outstanding message"):
         check_survives_faults(pool(), linear_clients(), 20)
 
@@ -367,7 +406,7 @@ class Pseudo(eqx.Module):
         return self.gaussian.is_proper
 
 
-class Union(EntryAlgorithm):
+class Union(Algorithm):
     """The posterior is the union of all clients' pseudo-observations, one per distinct x that a client has."""
 
     model: Model
@@ -379,8 +418,23 @@ class Union(EntryAlgorithm):
         dimension = self.model.prior.dimension
         return Pseudo(self.model.prior, jnp.zeros((0, dimension)), jnp.zeros(0), jnp.zeros(0))
 
-    def initial_entry(self):
-        return eqx.tree_at(lambda row: row.base, self.prior, self.model.prior**0.0)
+    @property
+    def client(self):
+        return UnionClient(self.solver, self.model, self.server.entries)
+
+    @property
+    def server(self):
+        return EntryServer(UnionEntries(self.prior, self.model.prior**0.0), self.damping, in_blocks=False)
+
+    @property
+    def declaration(self):
+        return Declaration(self.server.entries.initial())
+
+
+class UnionClient(ClientPart):
+    solver: Solver
+    model: Model
+    entries: Entries
 
     def initial_local(self, data):
         (design,), _ = self.model.designs(jax.tree.map(jnp.asarray, data.batch))
@@ -401,8 +455,19 @@ class Union(EntryAlgorithm):
         )
         report = Report(solution.tilted.kl(problem.start), jnp.nan, solution.steps, solution.converged)
         return ClientUpdate(
-            refit if inputs.entry.weight.size == 0 else self.merge(refit, inputs.entry, -1.0), report
+            refit if inputs.entry.weight.size == 0 else self.entries.merge(refit, inputs.entry, -1.0), report
         ), local
+
+
+class UnionEntries(Entries):
+    prior: Pseudo
+    unit: FullGaussian
+
+    def initial(self):
+        return eqx.tree_at(lambda row: row.base, self.prior, self.unit)
+
+    def initial_posterior(self, prior, posterior, entries):
+        return self.rebuild(prior, list(entries.values()))
 
     def merge(self, row, delta, exponent):
         if row.weight.size == 0:

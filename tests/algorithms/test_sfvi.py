@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from functools import lru_cache, partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,7 @@ from cavity.errors import CavityError, DataError
 from cavity.io import serialization
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from cavity.schedules import SampledCount
-from cavity.simulation import combined
+from cavity.simulation import block
 from cavity.simulation.drive import run_client
 from tests.contracts.faults import check_survives_faults
 
@@ -262,7 +263,7 @@ def test_some_silos_at_a_time_are_scaled_for():
 
     def moved(some):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *some)
-        return algorithm.server.combine(algorithm.prior, method, exchange, stacked, len(some) / 4)[0]
+        return algorithm.server.combine(algorithm.prior, method, exchange, stacked, np.asarray(len(some) / 4))[0]
 
     halves = [moved(pair) for pair in itertools.combinations(replies, 2)]
     average = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *halves)
@@ -286,7 +287,7 @@ def _brief(algorithm):
 def _reply(algorithm, data):
     prepared = algorithm.model.prepare(data)
     local = algorithm.client.initial_local(prepared)
-    update, _ = jax.jit(run_client)(algorithm.client, jax.random.key(0), _brief(algorithm), local, prepared)
+    update, _, _ = eqx.filter_jit(run_client)(algorithm.client, jax.random.key(0), _brief(algorithm), local, prepared)
     return jax.tree.map(np.asarray, update)
 
 
@@ -384,8 +385,8 @@ def test_one_program_for_a_sweep_over_step_sizes():
         algorithm = SFVI(model_once(), num_steps=20, step_size=step_size, optimiser=optax.adam, initialise=False)
         cavity.run(algorithm, data, rounds=10, tolerance=0.0, rounds_per_block=10)
         if step_size == 0.01:
-            before = combined.run_combined._cached._cache_size()
-    assert combined.run_combined._cached._cache_size() == before
+            before = block.run_block._cached._cache_size()
+    assert block.run_block._cached._cache_size() == before
 
 
 @lru_cache

@@ -10,7 +10,7 @@ import pytest
 
 import cavity
 from cavity import ledger
-from cavity.aggregation import Fixed
+from cavity.aggregation import Fixed, entries
 from cavity.core.messages import Acknowledgement, ClientState, ClientUpdate, Reply, Report
 from cavity.distributions import FullGaussian
 from cavity.divergences import WeightedKL
@@ -97,20 +97,20 @@ def accept_repeats(server, reply):
     return None if reply.client in server.clients else "not a member"
 
 
-def merge_twice(algorithm, server, replies, absorb=ledger.absorb_into_entries):
+def merge_twice(part, server, replies, absorb=entries.absorb_into_entries):
     doubled = [replace(r, update=replace(r.update, delta=r.update.delta**2.0)) for r in replies]
-    return absorb(algorithm, server, doubled)
+    return absorb(part, server, doubled)
 
 
-def add_to_a_total(algorithm, server, replies, absorb=ledger.absorb_into_entries):
+def add_to_a_total(part, server, replies, absorb=entries.absorb_into_entries):
     """The posterior is added to; the rows are forgotten at times, as by a server without a ledger."""
-    change = absorb(algorithm, server, replies)
+    change = absorb(part, server, replies)
     return replace(change, entries=server.entries) if server.version % 3 == 0 else change
 
 
-def forget_one_row(algorithm, server, replies, absorb=ledger.absorb_into_entries):
-    change = absorb(algorithm, server, replies)
-    return replace(change, posterior=algorithm.server.entries.rebuild(server.prior, list(change.entries.values())[1:]))
+def forget_one_row(part, server, replies, absorb=entries.absorb_into_entries):
+    change = absorb(part, server, replies)
+    return replace(change, posterior=part.entries.rebuild(server.prior, list(change.entries.values())[1:]))
 
 
 def commit_without_settlement(algorithm, state, message):
@@ -151,7 +151,7 @@ BROKEN = [
 @pytest.mark.parametrize(("function", "broken", "held_by_clients"), BROKEN)
 def test_what_is_broken_is_caught(monkeypatch, function, broken, held_by_clients):
     algorithm, clients = linear(Fixed(0.8))
-    for module in (ledger, ledger.server, client_ledger):
+    for module in (ledger, ledger.server, client_ledger, entries):
         if hasattr(module, function):
             monkeypatch.setattr(module, function, broken)
     with pytest.raises((AssertionError, ProtocolError)):

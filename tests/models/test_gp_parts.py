@@ -168,7 +168,9 @@ def test_a_factor_is_fitted_before_phi_moves():
     algorithm = InducingAverage(model, 12)
     data = Data((jnp.asarray(x), jnp.asarray(y)), jnp.ones(12), jnp.asarray(12))
     empty = algorithm.server.entries.initial()
-    problem = algorithm.client.problem(ClientInput(algorithm.server.entries.rebuild(algorithm.prior, [empty]), empty), None, data)
+    problem = algorithm.client.problem(
+        ClientInput(algorithm.server.entries.rebuild(algorithm.prior, [empty]), empty), None, data
+    )
     solver = SharedDescent(optax.adam, 0.01, num_steps=12, point=True, still_steps=10)
     start = state = solver.init(problem)
     step = eqx.filter_jit(solver.step)

@@ -468,7 +468,10 @@ class TestStudies:
         expected = evidence.bound(pooled.algorithm, fit.server.prior, fit.posterior, [pooled.clients])
         assert fit.log_evidence == pytest.approx(expected, abs=1e-9)
         assert (
-            distance(fit.posterior, fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))) == 0.0
+            distance(
+                fit.posterior, fit.algorithm.server.entries.rebuild(fit.server.prior, list(fit.server.entries.values()))
+            )
+            == 0.0
         )
         again = house.run()
         assert distance(again.posterior, fit.posterior) == 0.0
@@ -734,7 +737,9 @@ def check_invariant(directory, study):
     state, _ = RunDirectory(directory).read()
     server, algorithm = state["server"], state["algorithm"]
     assert is_proper(server.posterior)
-    assert distance(server.posterior, algorithm.server.entries.rebuild(server.prior, list(server.entries.values()))) < 1e-9
+    assert (
+        distance(server.posterior, algorithm.server.entries.rebuild(server.prior, list(server.entries.values()))) < 1e-9
+    )
 
 
 BAD = Faults(drop=0.1, repeat=0.15, delay=0.1, garble=0.05, lost=0.005, client_crash=0.05, absent=0.05)
@@ -783,24 +788,12 @@ def test_many_studies_over_a_bad_post(tmp_path, monkeypatch):
     assert all(count >= 15 for count in seen.values()), seen
 
 
-def by_letter(algorithm):
-    """Messages and replies as the letters that they travel in."""
-
-    def carry(item):
-        kind, name = (Kind.REPLY, "reply") if hasattr(item, "update") else (Kind.WORK, "message")
-        content = encode(Envelope(kind.value, "hash", "run", item.client, {name: item}), protocol.unsigned)
-        got = decode(content, protocol.unverified).body[name]
-        return got if kind == Kind.REPLY else check_message(algorithm, got, item.client)
-
-    return carry
-
-
 def play_schedules(first, count):
     """Schedules of faults over the ledger of the network, each message a letter; how often what happened."""
     x, y = scenarios.linear(24, 1)
     clients = scenarios.clients(x, y, scenarios.homogeneous(24, 3))
     algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=0.7))
-    return check_survives_faults(algorithm, clients, count, first_seed=first, carry=by_letter(algorithm))
+    return check_survives_faults(algorithm, clients, count, first_seed=first)
 
 
 @pytest.mark.parametrize(("first", "count"), [(50_000, 120), pytest.param(60_000, 1000, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ import pytest
 import cavity
 from cavity import ledger
 from cavity.aggregation import Fixed
-from cavity.core import Damping, EntryAlgorithm, Model, Solution, Solver
+from cavity.core import Algorithm, ClientPart, Model, Solution, Solver
 from cavity.core.client_data import Weighted, prepare_clients
 from cavity.core.messages import ClientState
 from cavity.simulation import local
@@ -53,23 +53,35 @@ class Noisy(Solver):
         return Solution(tilted, jnp.zeros(()), jnp.asarray(state[1]), jnp.asarray(True))
 
 
-class Diary(EntryAlgorithm):
+class Diary(Algorithm):
     """PVI whose clients write down, per row of their data, how often they were asked."""
 
     inner: cavity.PVI
     model: Model
-    solver: Solver
-    damping: Damping
 
     def __init__(self, inner):
-        self.inner, self.model, self.solver, self.damping = inner, inner.model, inner.solver, inner.damping
+        self.inner, self.model = inner, inner.model
 
     @property
     def prior(self):
         return self.inner.prior
 
-    def initial_entry(self):
-        return self.inner.initial_entry()
+    @property
+    def client(self):
+        return DiaryClient(self.inner.solver, self.inner.client)
+
+    @property
+    def server(self):
+        return self.inner.server
+
+    @property
+    def declaration(self):
+        return self.inner.declaration
+
+
+class DiaryClient(ClientPart):
+    solver: Solver
+    inner: ClientPart
 
     def initial_local(self, data):
         return np.zeros(int(data.num_rows))
@@ -79,12 +91,6 @@ class Diary(EntryAlgorithm):
 
     def update(self, inputs, local, problem, solution):
         return self.inner.update(inputs, None, problem, solution)[0], local + 1
-
-    def merge(self, row, delta, exponent):
-        return self.inner.merge(row, delta, exponent)
-
-    def rebuild(self, prior, rows):
-        return self.inner.rebuild(prior, rows)
 
 
 ALGORITHMS = {

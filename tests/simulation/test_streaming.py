@@ -7,12 +7,13 @@ server applies the weighted average of the steps when all have replied.
 import threading
 from dataclasses import replace
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cavity import ledger, training
-from cavity.core import Algorithm, ClientSource, Data, Solver
+from cavity.core import Algorithm, ClientPart, ClientSource, Data, Declaration, ServerPart, Solver
 from cavity.core.messages import ClientUpdate, Report
 from cavity.distributions import PointMass
 from cavity.errors import DataError, UnsuitableError
@@ -58,8 +59,25 @@ class Averaging(Algorithm):
     def prior(self):
         return PointMass(jnp.zeros(2))
 
-    def initial_entry(self):
-        return None
+    @property
+    def client(self):
+        return MeanClient(self.solver, self.keeps_something)
+
+    @property
+    def server(self):
+        return SumServer()
+
+    @property
+    def declaration(self):
+        return Declaration((self.prior, np.zeros(())))
+
+
+class MeanClient(ClientPart):
+    solver: Mean
+    keeps_something: bool
+
+    def initial_local(self, data):
+        return np.zeros(1) if self.keeps_something else None
 
     def problem(self, inputs, local, data):
         return data.batch, data.weight
@@ -70,6 +88,10 @@ class Averaging(Algorithm):
         report = Report(jnp.max(jnp.abs(step.location)), jnp.asarray(jnp.nan), jnp.asarray(0), jnp.asarray(True))
         return ClientUpdate((step, weight), report), local
 
+
+class SumServer(ServerPart):
+    entries: None = eqx.field(default=None, init=False, static=True)
+
     def absorb(self, server, replies):
         total, weight, replied = server.method
         for reply in replies:
@@ -77,20 +99,11 @@ class Averaging(Algorithm):
             total, weight, replied = total * step**its_weight, weight + its_weight, replied + 1
         posterior, method = server.posterior, (total, weight, replied)
         if replied == len(server.clients):
-            posterior, method = posterior * total ** (1 / weight), self.initial_method(replied)
+            posterior, method = posterior * total ** (1 / weight), self.initial_state(replied)
         return ledger.Change(posterior, server.entries, method, {reply.client: 1.0 for reply in replies})
 
-    def merge(self, row, delta, exponent):
-        return row
-
-    def initial_method(self, num_clients):
+    def initial_state(self, num_clients):
         return PointMass(np.zeros(2)), 0.0, 0
-
-    def initial_local(self, data):
-        return np.zeros(1) if self.keeps_something else None
-
-    def shared(self, server):
-        return None
 
 
 def make(name):

@@ -63,7 +63,7 @@ def _score_matching(journal: Journal, *, quick: bool, seed: int) -> None:
     model = normal_location(dimension)
     method = FedGVI(model, losses.ScoreMatching(losses.SquaredExponential(2.0)))
     data = jax.tree.map(jnp.asarray, Data(rows, np.ones(num_rows), np.asarray(num_rows)))
-    inputs = jax.tree.map(jnp.asarray, ClientInput(model.prior, method.server.entries.initial()))
+    inputs = jax.tree.map(jnp.asarray, ClientInput(model.prior, method.entries.initial()))
     update = eqx.filter_jit(lambda inputs, data: run_client(method.client, jax.random.key(0), inputs, None, data)[0])
     by_xla = jax.jit(lambda x: jnp.sum(x * x))
     flat = rows.ravel()

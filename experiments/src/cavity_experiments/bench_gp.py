@@ -58,8 +58,9 @@ def steps(num_rows: int, num_inducing: int, num_pseudo: int, seed: int) -> tuple
     model = sparse_gp(NUM_INPUTS, num_inducing=num_inducing, form=Decoupled(num_pseudo), seed=seed)
     algorithm = HierarchicalPVI(model)
     data = Data((x, y), jnp.ones(num_rows), jnp.asarray(num_rows))
-    empty = algorithm.server.entries.initial()
-    posterior = jax.tree.map(jnp.asarray, algorithm.server.entries.rebuild(algorithm.prior, [empty] * NUM_CLIENTS))
+    entries = algorithm.server.entries
+    empty = entries.initial()
+    posterior = jax.tree.map(jnp.asarray, entries.rebuild(algorithm.prior, [empty] * NUM_CLIENTS))
     problem = algorithm.client.problem(ClientInput(posterior, empty), None, data)
     solver = SharedDescent(optax.adam)
     state = solver.init(problem)

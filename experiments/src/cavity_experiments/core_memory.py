@@ -16,14 +16,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity import ledger, training
-from cavity.core import Algorithm, ClientSource, Data, Solver
-from cavity.core.messages import ClientInput, ClientUpdate, Reply, Report, ServerState
+from cavity import training
+from cavity.core import Algorithm, ClientPart, ClientSource, Data, Declaration, ServerPart, Solver
+from cavity.core.messages import Change, ClientInput, ClientUpdate, Reply, Report, ServerState
 from cavity.distributions import PointMass
 from cavity.schedules import Synchronous
 from cavity.simulation.streaming import StreamingEngine
@@ -57,14 +58,28 @@ class Average(Algorithm):
     """Moves the posterior, a point, to the average of the clients' means once all have replied."""
 
     model: Any = None
-    solver: Solver = Mean()
 
     @property
     def prior(self) -> PointMass:
         return PointMass(jnp.zeros(NUM_COLUMNS, jnp.float32))
 
-    def initial_entry(self) -> PyTree:
-        return None
+    @property
+    def client(self) -> ClientPart:
+        return MeanClient()
+
+    @property
+    def server(self) -> ServerPart:
+        return AverageServer()
+
+    @property
+    def declaration(self) -> Declaration:
+        return Declaration(self.prior)
+
+
+class MeanClient(ClientPart):
+    """Sends the mean of the client's rows."""
+
+    solver: Solver = Mean()
 
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Data:
         return data
@@ -74,26 +89,23 @@ class Average(Algorithm):
         gap = jnp.max(jnp.abs(delta.location))
         return ClientUpdate(delta, Report(gap, jnp.asarray(jnp.nan), jnp.asarray(0), jnp.asarray(True))), None
 
-    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> ledger.Change:
+
+class AverageServer(ServerPart):
+    """Keeps the sum of the replies until all have come."""
+
+    entries: None = eqx.field(default=None, init=False, static=True)
+
+    def absorb(self, server: ServerState, replies: Sequence[Reply]) -> Change:
         total, count = server.method
         for reply in replies:
             total, count = total * reply.update.delta, count + 1
         posterior, method = server.posterior, (total, count)
         if count == len(server.clients):
-            posterior, method = posterior * total ** (1 / count), self.initial_method(count)
-        return ledger.Change(posterior, server.entries, method, {reply.client: 1.0 for reply in replies})
+            posterior, method = posterior * total ** (1 / count), self.initial_state(count)
+        return Change(posterior, server.entries, method, {reply.client: 1.0 for reply in replies})
 
-    def merge(self, row: PyTree, delta: PyTree, exponent: Any) -> PyTree:
-        return row
-
-    def initial_method(self, num_clients: int) -> PyTree:
+    def initial_state(self, num_clients: int) -> PyTree:
         return PointMass(np.zeros(NUM_COLUMNS)), 0
-
-    def initial_local(self, data: Data) -> PyTree:
-        return None
-
-    def shared(self, server: ServerState) -> PyTree:
-        return None
 
 
 class Made(ClientSource):

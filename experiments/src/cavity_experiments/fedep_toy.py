@@ -47,12 +47,12 @@ from jaxtyping import Array, Float
 from cavity.aggregation import Fixed
 from cavity.algorithms import PVI
 from cavity.algorithms.cavities import WholePosterior
-from cavity.core import Data
+from cavity.core import BlockState, Data
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.models import linear_regression
 from cavity.reporting.plots.style import GUIDE, axes_or_new, colour, figure_of, marker
-from cavity.simulation.block import Ledger, run_block
+from cavity.simulation.block import Federation, run_block
 from cavity.solvers import MomentMatching
 from cavity_experiments.runner import Journal, Size
 
@@ -160,20 +160,18 @@ def methods() -> dict[str, PVI]:
 @eqx.filter_jit
 def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array, "draws rounds d"]:
     """After each synchronous round, of all draws in one program: the local engine's rounds, side by side."""
-    empty = algorithm.server.entries.initial()
-    start = Ledger(
-        posterior=algorithm.prior,
-        entries=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty),
-        method=algorithm.server.initial_state(2),
-        version=jnp.uint32(0),
-        sequences=jnp.zeros(2, jnp.uint32),
-    )
-    seed, names = jnp.uint32(0), jnp.arange(2, dtype=jnp.uint32)
+    empty = algorithm.entries.initial()
+    block = algorithm.server.block
+    assert block is not None
+    entries = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty)
+    state = BlockState(algorithm.prior, entries, algorithm.server.initial_state(2))
+    start = Federation(state, jnp.asarray(0, jnp.uint32), (jnp.zeros(2, jnp.uint32),), (None,))
+    seed, names = jnp.uint32(0), (jnp.arange(2, dtype=jnp.uint32),)
 
     def one_draw(data: Data) -> Float[Array, "rounds d"]:
-        def one_round(ledger: Ledger, _: None) -> tuple[Ledger, Float[Array, " d"]]:
-            after, _said, num_usable = run_block(algorithm, algorithm.prior, ledger, seed, names, data, 1)
-            mean = jnp.where(num_usable == 1, after.posterior.mean, jnp.nan)  # a refused round has no distance
+        def one_round(before: Federation, _: None) -> tuple[Federation, Float[Array, " d"]]:
+            after, _record, num_usable = run_block(algorithm, block, algorithm.prior, before, seed, names, (data,), 1)
+            mean = jnp.where(num_usable == 1, after.state.posterior.mean, jnp.nan)  # a refused round has no distance
             return after, jnp.asarray(mean)
 
         return jax.lax.scan(one_round, start, None, length=num_rounds)[1]

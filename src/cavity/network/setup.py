@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import PyTree
+
 from cavity import training
 from cavity.core import Algorithm, Engine
 from cavity.errors import CheckpointError

@@ -143,7 +143,13 @@ def run_as_loop(client: ClientPart, work: Work, mesh: Mesh | None) -> Outcome:
     """All clients as one program."""
 
     def one(
-        shared: Shared, key: PRNGKeyArray, own: ClientInput, local: PyTree, data: Data, private: Array, spent: PyTree
+        shared: Shared,
+        key: PRNGKeyArray,
+        own: ClientInput,
+        local: PyTree,
+        data: Data,
+        private: Array | None,
+        spent: PyTree,
     ) -> Outcome:
         client, common = shared
         return run_client(client, key, inputs_of(common, own), local, data, private, spent)
@@ -199,7 +205,7 @@ def _all_done(solver: Solver, states: PyTree) -> Array:
 @eqx.filter_jit
 def _finish(client: ClientPart, work: Work, states: PyTree, mesh: Mesh | None) -> Outcome:
     def one(
-        shared: Shared, own: ClientInput, local: PyTree, data: Data, state: PyTree, private: Array, spent: PyTree
+        shared: Shared, own: ClientInput, local: PyTree, data: Data, state: PyTree, private: Array | None, spent: PyTree
     ) -> Outcome:
         client, common = shared
         inputs = inputs_of(common, own)
