@@ -12,7 +12,6 @@ import cavity
 from cavity import PVI, ClientSource, FedAvg, FedEP, FedPA, FedSEP, run
 from cavity.aggregation import Fixed
 from cavity.algorithms.fedep import REMAINDER
-from cavity.algorithms.stateless import _proper_part
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.errors import CavityError, ProtocolError
 from cavity.models import linear_regression, logistic_regression
@@ -190,16 +189,6 @@ def test_fedpa_with_some_clients_estimates_what_all_would_ask_for():
     power = 36 / sum(len(clients[name][1]) for name in on_replies)
     h, precision = (sum(parts) * power for parts in zip(*own, strict=True))
     assert_same(fit.posterior, model.prior * FullGaussian(jnp.asarray(h), jnp.asarray(precision)))
-
-
-def test_a_step_without_rows_is_halved_until_the_posterior_is_proper():
-    start, moved = (
-        DiagonalGaussian(jnp.asarray([h]), jnp.asarray([precision])) for h, precision in ((0.0, 1.0), (4.0, -1.0))
-    )
-    halved = _proper_part(start, moved)  # whole: -1, half: 0, a quarter: 0.5
-    np.testing.assert_allclose([halved.precision_mean[0], halved.precision[0]], [1.0, 0.5])
-    never = DiagonalGaussian(jnp.asarray([4.0]), jnp.asarray([-jnp.inf]))
-    assert bool(jnp.isnan(_proper_part(start, never).precision[0]))  # and so the ledger uses none of it
 
 
 def test_fedpa_is_the_first_round_of_fedep_from_a_flat_start():

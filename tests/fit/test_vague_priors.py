@@ -152,7 +152,7 @@ def compared(fit, reference, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_silos", [4, 12])
+@pytest.mark.parametrize("num_clients", [4, 12])
 def test_surgical(num_clients):
     reference, r_hat, _ = by_nuts(surgical, SURGICAL, num_draws=4000, seed=0, free_of=("level",))
     fit = cavity.run(cavity.SFVI(numpyro_model(surgical, SURGICAL)), shared_out(SURGICAL, num_clients))

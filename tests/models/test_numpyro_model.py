@@ -323,7 +323,7 @@ class Pool:
             self.arguments["num_counties"] = len(labels)
         if self.case.pooled is not None:
             self.function = self.case.pooled
-            self.arguments |= {"client": home, "num_silos": num_clients}
+            self.arguments |= {"client": home, "num_clients": num_clients}
         rng = np.random.default_rng(seed)
         draw = lambda shape: 0.6 * rng.normal(size=shape)  # noqa: E731
         self.theta = jax.tree.map(lambda leaf: jnp.asarray(leaf + draw(leaf.shape)), self.model.theta)

@@ -77,7 +77,7 @@ def reference(method):
 def assert_same(one, other):
     """The posterior, the rows, the bookkeeping and the history; only the clock may differ."""
     (server, history), (other_server, other_history) = one, other
-    trees = [(s.posterior, s.rows, s.method) for s in (server, other_server)]
+    trees = [(s.posterior, s.entries, s.method) for s in (server, other_server)]
     for mine, theirs in zip(*map(jax.tree.leaves, trees), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
     assert server.version == other_server.version

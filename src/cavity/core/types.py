@@ -3,4 +3,4 @@
 import jax
 import numpy as np
 
-Leaf = jax.Array | np.ndarray
+Leaf = jax.Array | np.ndarray | np.generic
