@@ -14,7 +14,7 @@ removed. A cavity among factors of non-negative precision has at least the prior
 fixed points whose cavities have half of it are not moved.
 
 The prior may be improper (`prior ** 0` is flat), with a solver that starts anywhere. Before the first round the
-posterior is then improper too, and the gap of whoever answers it is infinite.
+posterior is then improper too, and the gaps of the first updates are infinite.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> Outcome:
 
 @eqx.filter_jit
 def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Key[Array, " clients"]:
-    """A key from (seed, version, attempt, client): the same in every engine, whoever else is working."""
+    """A key from (seed, version, attempt, client): the same in every engine, whichever clients work beside it."""
 
     def one(version: Array, sequence: Array, name: Array) -> PRNGKeyArray:
         key = jax.random.key(seed)
@@ -302,7 +302,7 @@ def name_number(name: str) -> int:
 
 
 def private_keys(secret: bytes, messages: Sequence[Message]) -> UInt32[Array, "clients 2"]:
-    """Data of keys that nobody knows without the secret; the same for the same message."""
+    """Data of keys that cannot be known without the secret; the same for the same message."""
     digests = [
         hmac.new(secret, f"{m.version}:{m.sequence}:{m.client}".encode(), hashlib.sha256).digest()[:8] for m in messages
     ]
