@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cavity.core.messages import Acknowledgement, Report, Roster
 from cavity.io import serialization
-from cavity.io.type_table import name_of
+from cavity.io.type_table import name_of, table
 from cavity.network import protocol
 
 WIDE = struct.Struct("<4s5H3I2HHHQQ")  # of an entry, as numpy writes it
@@ -51,6 +51,7 @@ HEADERS = [
     "", "{", "{'descr': '<f8'", "{'descr': ('<f8',), 'fortran_order': False, 'shape': (), }", "[" * 200, "(" * 3000,
     "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), 'x': 1, }", "__import__('os')", "'''", "\x00", "0" * 5000,
 ]  # fmt: skip
+TYPES = [f"{identifier}/{len(row.versions)}" for identifier, row in table().items()]
 SPECIAL = [struct.pack("<d", value) for value in (float("nan"), float("inf"), -float("inf"), 1e308, -1.0, 0.5, 1e16)]
 SPECIAL += [b"\xff" * 8, b"\x00" * 8]
 SECRET = b"a key that both sides have"
@@ -184,7 +185,9 @@ def changed_tree(text: str, rng: random.Random) -> str:
         return text
     node, key = rng.choice(places)
     way = rng.random()
-    if way < 0.45:
+    if key == "type" and way < 0.5:
+        node[key] = rng.choice(TYPES)
+    elif way < 0.45:
         node[key] = "\x00"
         return json.dumps(root).replace('"\\u0000"', rng.choice(TOKENS), 1)
     if way < 0.65:

@@ -55,7 +55,7 @@ def body(node):
 
 
 def text(node):
-    """A body in JSON that `json.dumps` would not write."""
+    """A message whose body is this JSON, which `json.dumps` would not write."""
     return archive(
         [manifest(json.dumps({"format": serialization.FORMAT, "tree": envelope("HERE")}).replace('"HERE"', node))]
     )
@@ -71,7 +71,7 @@ def header(**parts):
 
 
 def zipped(method, entry=None, flags=0):
-    """As other programs write archives."""
+    """An archive as other programs write it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as file:
         file.writestr("x.npy", npy(NUMBERS, TWO) if entry is None else entry)
@@ -84,7 +84,7 @@ def zipped(method, entry=None, flags=0):
 
 
 def with_method(number, entry=None):
-    """An entry that says that it is compressed in this way."""
+    """An entry whose header states this compression method."""
     content = bytearray(zipped(zipfile.ZIP_STORED, entry))
     for signature, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         at = content.index(signature) + place
@@ -326,14 +326,14 @@ class TestGreetings:
         made = Envelope(Kind.HERE.value, "hash", "run", client, {"settings": "{}"} | parts)
         return encode(made, lambda content: seal)
 
-    def test_an_honest_one(self):
+    def test_a_valid_greeting(self):
         session = self.session([])
         session._greeted("1", "leeds", Delivery("1", self.greeting()))
         assert session.homes == {"leeds": "1"}
 
     @pytest.mark.parametrize("known", ["york", None])
-    def test_nothing_is_read_without_the_right_signature(self, monkeypatch, caplog, known):
-        """Half a thousand bytes, not signed, from a holder of another client's key."""
+    def test_nothing_is_read_without_a_valid_signature(self, monkeypatch, caplog, known):
+        """Unsigned bytes from a holder of the key of another client."""
         monkeypatch.setattr(serialization, "from_bytes", lambda *args, **options: pytest.fail("it was read"))
         session = self.session([])
         for data in (self.greeting(seal=b""), self.greeting(seal=b"other"), b"\0" * 533, b"", protocol.MAGIC):
@@ -342,7 +342,7 @@ class TestGreetings:
         assert caplog.text.count("did not say who it is") == 5
         assert session._notices["1"]  # the next greeting says why
 
-    def test_a_crafted_one_does_not_end_the_server(self, caplog):
+    def test_a_crafted_greeting_does_not_stop_the_server(self, caplog):
         session = self.session([])
         for content in (bomb(), zipped(zipfile.ZIP_STORED, flags=1), text(nested(330))):
             whole = b"\x05leeds" + serialization.seal(content)
@@ -358,7 +358,7 @@ class TestGreetings:
         assert session.homes == {}
         assert said == ["a client is refused: the key of 'york' was used by 'leeds'"]
 
-    def test_the_name_in_plain_text_is_the_name_inside(self):
+    def test_the_name_in_the_header_must_be_the_name_in_the_content(self):
         content = serialization.to_bytes(Envelope(Kind.HERE.value, "hash", "run", "york", {}))
         with pytest.raises(ProtocolError, match="two clients"):
             decode(fuzzing.signed("leeds", content), fuzzing.verify)
@@ -376,7 +376,7 @@ class TestGreetings:
         with pytest.raises(ProtocolError, match="signature|not text"):
             decode(bytes(data), fuzzing.verify)
 
-    def test_what_a_peer_writes_is_shown_without_its_control_characters(self, caplog):
+    def test_control_characters_of_a_peer_are_escaped(self, caplog):
         said = []
         session = self.session(said)
         session._greeted("1", "leeds", Delivery("1", self.greeting("\x1b[2Jyork\n" + "x" * 240)))

@@ -31,7 +31,7 @@ class Foreign(eqx.Module):
     count: int = eqx.field(static=True, default=3)
 
 
-Optimiser = namedtuple("Optimiser", ["momentum", "step"])  # as optax writes its states
+Optimiser = namedtuple("Optimiser", ["momentum", "step"])  # as the states of optax are
 
 DTYPES = [bool, "int8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64", "complex64", "<U3"]
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -88,13 +88,13 @@ def test_floats_are_exact(value):
     assert again["array"].tobytes() == tree["array"].tobytes()
 
 
-def test_a_scalar_of_numpy_keeps_its_type():
+def test_a_numpy_scalar_keeps_its_type():
     """As a Python float it would be weakly typed where it meets a float32."""
     again = serialization.from_bytes(serialization.to_bytes((np.float64(0.5), np.float32(0.5), np.int32(2), np.True_)))
     assert [leaf.dtype for leaf in again] == ["float64", "float32", "int32", "bool"]
 
 
-def test_jax_arrays_come_back_as_numpy():
+def test_jax_arrays_are_read_as_numpy_arrays():
     again = serialization.from_bytes(
         serialization.to_bytes(DiagonalGaussian(jnp.zeros(2, "float32"), jnp.ones(2, "float32")))
     )
@@ -102,8 +102,8 @@ def test_jax_arrays_come_back_as_numpy():
     assert again.precision.dtype == np.float32
 
 
-def test_a_method_with_all_its_parts():
-    """An algorithm is written whole: model, prior, solver, damping, static fields."""
+def test_an_algorithm_with_all_its_parts():
+    """An algorithm is written completely: model, prior, solver, damping, static fields."""
     algorithm = cavity.PVI(
         cavity.models.logistic_regression(["age", "dose"], prior_scale=0.3),
         damping=cavity.aggregation.Fixed(0.25),

@@ -39,7 +39,7 @@ def rebuild(stored: Stored, values: Mapping[str, object]) -> object:
         CheckpointError: a field is missing, is not one of the class, or has a value of another type.
     """
     cls = stored.cls
-    if values.keys() != set(stored.fields):
+    if tuple(values) != stored.fields and values.keys() != set(stored.fields):
         _refuse_fields(cls.__name__, stored.fields, values)
     if stored.fields != fields_of(cls):
         values = {**_defaults_for(stored), **values}

@@ -118,6 +118,7 @@ def is_component(cls: type) -> bool:
     return issubclass(cls, (eqx.Module, Record)) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
+@lru_cache(maxsize=1024)
 def fields_of(cls: type) -> tuple[str, ...]:
     """The names of the fields of a component."""
     if issubclass(cls, tuple):

@@ -146,8 +146,8 @@ class _Growing:
         if (rows.shape[1:], rows.dtype) != (self._like.shape[1:], self._like.dtype):
             raise DataError(
                 f"client {client!r}: rows of shape {rows.shape[1:]} and type {rows.dtype} for {self._path.name}, but "
-                f"earlier clients have {self._like.shape[1:]} and {self._like.dtype}; give all clients the same columns "
-                "and type"
+                f"earlier clients have {self._like.shape[1:]} and {self._like.dtype}; give all clients the same "
+                "columns and type"
             )
         self._file.write(np.ascontiguousarray(rows).data)
         self.num_rows += len(rows)
