@@ -2,8 +2,10 @@
 
 import dataclasses
 import sys
+import tomllib
 import types
 from collections import namedtuple
+from pathlib import Path
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -81,6 +83,11 @@ def test_the_table_agrees_with_the_code():
 
 def test_the_table_is_as_the_tool_writes_it():
     assert tool.text_of(type_table.read_table()) == type_table.TABLE.read_text(), tool.ADVICE
+
+
+def test_the_table_is_part_of_the_package():
+    project = tomllib.loads((Path(tool.__file__).parents[1] / "pyproject.toml").read_text())
+    assert "io/types.toml" in project["tool"]["setuptools"]["package-data"]["cavity"]
 
 
 class TestNames:
