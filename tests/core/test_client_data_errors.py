@@ -177,7 +177,7 @@ def test_bad_data_cannot_join():
 
 def test_a_corrupt_checkpoint_starts_no_work(no_work, tmp_path):
     (tmp_path / "checkpoint.npz").write_bytes(b"not an archive")
-    with pytest.raises(CavityError, match=r"checkpoint\.npz: .*start the run anew"):
+    with pytest.raises(CavityError, match=r"checkpoint\.npz: .*restart the run"):
         cavity.resume(tmp_path, {"leeds": (X, Y)})
 
 

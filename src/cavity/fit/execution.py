@@ -168,9 +168,8 @@ def saved(fit: Any) -> dict[str, PyTree]:
 
 
 def _if_writable(part: Any) -> Any:
-    foreign = any(cls.__module__.split(".")[0] != "cavity" for cls in serialization.types_in(part))
     try:
         serialization.pack(part)
     except TypeError:
         return None
-    return None if foreign else part
+    return part if serialization.is_self_contained(part) else None
