@@ -12,7 +12,7 @@ id = "trial-1"
 clients = ["leeds", "york"]
 
 [model]
-kind = "logistic"
+family = "logistic"
 formula = "died ~ rx * age + sex"
 
 [columns.died]

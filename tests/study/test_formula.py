@@ -18,7 +18,7 @@ MALE = Boolean(name="male")
 def test_interactions_levels_and_reference_as_by_hand():
     design = Design("y ~ rx * age + sex", (RX, AGE, SEX))
     rx, age, sex = np.array([0, 1, 2, 1]), np.array([30.0, 40.0, 50.0, 60.0]), np.array([0, 1, 1, 0])
-    assert RX.ordered == ("none", "low", "high")
+    assert RX.level_names == ("none", "low", "high")
     assert design.names == ("rx[T.low]", "rx[T.high]", "age", "sex[T.m]", "rx[T.low]:age", "rx[T.high]:age")
     low, high = rx == 1, rx == 2
     expected = np.stack([low, high, age, sex == 1, low * age, high * age], axis=1)
@@ -59,7 +59,7 @@ def test_many_levels_all_have_a_column():
 
 def test_what_a_formula_asks_for():
     formula = parse_formula("y ~ a * b + log(c) + {d / e} + I(f**2)")
-    assert formula.outcome == "y"
+    assert formula.outcomes == ("y",)
     assert formula.predictors == ("a", "b", "c", "d", "e", "f")
     assert formula.computed == ("c", "d", "e", "f")
     assert formula.transformed == ("c", "e")
@@ -76,9 +76,9 @@ def test_what_looks_at_all_rows_is_refused_by_name(function):
     [
         ("y ~ .", "character 5 .*name those that are meant"),
         ("y ~ a | b", "character 7 .*one set of predictors"),
-        ("y + z ~ a", "character 1 .*one column on its left"),
-        ("log(y) ~ a", "character 1 .*one column on its left"),
-        ("2:y ~ a", "character 1 .*one column on its left"),
+        ("y + z ~ a", "character 1 .*one column on the left"),
+        ("log(y) ~ a", "character 1 .*one column on the left"),
+        ("2:y ~ a", "character 1 .*one column on the left"),
         ("~ a", "character 1 .*outcome ~ predictors"),
         ("a", "character 1 .*outcome ~ predictors"),
         ("y ~ a ~ b", "character 7 .*unexpected '~'"),
@@ -102,7 +102,7 @@ def test_what_looks_at_all_rows_is_refused_by_name(function):
         ("y ~ a**2**2", "character 9 .*power of a power"),
         ("y ~ {2}", "character 5 .*no column"),
         ("y ~ C(rx)", "character 5 .*category with its levels"),
-        ("y ~ y + a", "character 5 .*on its right too"),
+        ("y ~ y + a", "character 5 .*also on the right"),
         ("y ~ np.log(a)", "character 5 .*may use I, exp, log"),
         ("y ~ {__import__('os').getcwd()}", "character 17 .*no texts"),
         ("y ~ {a.__class__}", "character 6 .*between backticks"),

@@ -23,7 +23,7 @@ def by_formulaic(text):
     """The names and the matrix, or None where it refuses."""
     frame = pd.DataFrame(
         {
-            name: pd.Categorical.from_codes(VALUES[name], categories=list(column.ordered))
+            name: pd.Categorical.from_codes(VALUES[name], categories=list(column.level_names))
             if isinstance(column, Category)
             else VALUES[name]
             for name, column in COLUMNS.items()

@@ -33,7 +33,7 @@ name = "Hostile"
 id = "hostile"
 clients = ["leeds"]
 [model]
-kind = "logistic"
+family = "logistic"
 formula = '''{EXPLOIT}'''
 [columns]
 died = {{ type = "boolean" }}
@@ -56,7 +56,7 @@ def test_a_study_file_cannot_run_code(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """The file of a fit whose columns are scaled, so that its summary computes the formula's matrix."""
-    fit = cavity.regression("died ~ age", hospitals(), standardise=True, rounds=1, tolerance=1e9)
+    fit = cavity.regression("died ~ age", hospitals(), rounds=1, tolerance=1e9)
     path = tmp_path_factory.mktemp("fit") / "fit.npz"
 
     def save(**fields):
@@ -87,10 +87,10 @@ def test_a_saved_fit_cannot_run_code(saved, tmp_path, monkeypatch):
     ("fields", "said"),
     [
         ({"formula": 7}, "FormulaEncoding has"),
-        ({"formula": "died ~ age + weight"}, "uses the columns died, age, weight, and it has died, age"),
-        ({"columns": ()}, "and it has"),
+        ({"formula": "died ~ age + weight"}, "uses the columns died, age, weight, but it has died, age"),
+        ({"columns": ()}, "but it has"),
         ({"columns": (Number(name="died"), 7)}, "FormulaEncoding has"),
-        ({"columns": (Number(name="died"), Number(name="age"), Number(name="age"))}, "and it has died, age, age"),
+        ({"columns": (Number(name="died"), Number(name="age"), Number(name="age"))}, "but it has died, age, age"),
         ({"columns": (Number(name="died"), Category(name="age", levels=("a",), reference="b"))}, "'age' is not"),
         (
             {

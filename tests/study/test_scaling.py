@@ -51,14 +51,14 @@ def test_what_cannot_be_scaled_is_refused():
         study_scaling(parse_study(FEDERATED))
     with pytest.raises(CavityError, match="different columns"):
         scaling_from([same[0], sums_of(["y"], {"y": np.arange(3.0)}, 3)])
-    with pytest.raises(StudyError, match="other columns"):
+    with pytest.raises(StudyError, match="not those of the study's columns"):
         study_scaling(parse_study(FEDERATED), [sums_of(["y"], {"y": np.arange(3.0)}, 3)])
     with pytest.raises(CavityError, match="not finite"):
         scaling_from([sums_of(["x"], {"x": np.array([1.0, np.nan])}, 2)])
 
 
 BAD_SUMS = {
-    "not those": {"columns": ("y",)},
+    "not sums of": {"columns": ("y",)},
     "a count": {"num_rows": np.asarray(0)},
     "count from": {"num_rows": np.asarray(2.5)},
     "count from 1 to": {"num_rows": np.asarray(10**15)},
@@ -145,14 +145,14 @@ def test_coefficients_come_back_exactly(formula):
 def test_where_there_is_no_way_back_the_summary_says_so():
     rng = np.random.default_rng(0)
     frames = {"a": {"y": rng.normal(size=40), "age": rng.normal(60, 5, 40)}}
-    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, scaling={"age": (60, 5)})
+    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, column_scaling={"age": (60, 5)})
     assert not fit.algorithm.model.encoding.is_reversible
     assert "age is (age - 60) / 5" in str(fit.summary())
     x = (frames["a"]["age"] - 60) / 5
     slope = (x @ frames["a"]["y"]) / (x @ x)
     assert abs(fit.summary()["age"].mean - slope) < 0.05 * fit.summary()["age"].sd
     # without a centre there is one
-    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, scaling={"age": (0, 5)})
+    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, column_scaling={"age": (0, 5)})
     (age,), outcome = fit.algorithm.model.encoding.scaling.design, fit.algorithm.model.encoding.scaling.outcome
     found = fit.posterior.mean[0] * outcome.scale / age.scale / 5
     np.testing.assert_allclose(fit.summary()["age"].mean, found)
@@ -160,7 +160,7 @@ def test_where_there_is_no_way_back_the_summary_says_so():
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_the_reported_posterior_is_the_computed_one_in_other_units(family):
-    study = parse_study(FEDERATED.replace("rx * age + sex", "age + sex") + f'[algorithm]\nfamily = "{family}"\n')
+    study = parse_study(FEDERATED.replace("rx * age + sex", "age + sex") + f'[algorithm]\ncovariance = "{family}"\n')
     tables = hospitals()
     scaling = scaling_of(study, list(tables.values()))
     algorithm = study_algorithm(study, scaling)

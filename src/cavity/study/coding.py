@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from cavity.study.columns import Category
 from cavity.study.formula import Factor, Formula
 
 MAX_COLUMNS = 2_000
@@ -28,7 +27,7 @@ class Coded:
 
     Attributes:
         factor: a column or an expression.
-        levels: for a category, the places of those with a column, as a range up to the last; None for numbers.
+        levels: for a category, the positions of those with a column, as a range up to the last; None for numbers.
         names: of its columns.
     """
 
@@ -42,9 +41,9 @@ class Block:
     """Columns of one term: all products of its factors' columns, those of the first factor changing fastest.
 
     Attributes:
-        factors: of which it is the product.
+        factors: of the product.
         scale: by which it is multiplied.
-        at: the place of its term in the formula.
+        at: the position of its term in the formula.
     """
 
     factors: tuple[Coded, ...]
@@ -64,14 +63,15 @@ _Spans = dict[frozenset[_Part], _Parts]
 _Levels = Mapping[str, Sequence[str]]  # of each category, by the key of its factor, the reference first
 
 
-def blocks(formula: Formula, categories: Mapping[str, Category]) -> tuple[Block, ...]:
+def blocks(formula: Formula, categories: Mapping[str, Sequence[str]]) -> tuple[Block, ...]:
     """The blocks of all terms, in their order. Raises StudyError where there would be too many columns.
 
     Args:
         formula: with its terms.
-        categories: those of its columns that are no numbers, by name; none of them is in an expression.
+        categories: the levels of its columns that are categories, by name, the reference first; none of them is in an
+            expression.
     """
-    by_key = {f"`{name}`": category.ordered for name, category in categories.items()}
+    by_key = {f"`{name}`": levels for name, levels in categories.items()}
     spanned: set[frozenset[_Part]] = {frozenset()} if formula.intercept else set()
     found: list[Block] = []
     num_columns = 0
