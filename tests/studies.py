@@ -32,7 +32,7 @@ missing = "drop"
 type = "category"
 levels = ["f", "m"]
 """
-FEDERATED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')  # which is the default
+FEDERATED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')  # the default
 UNSCALED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "none"')
 
 

@@ -1,4 +1,4 @@
-"""The commands of a study as a user types them: a draft without values, a check that tells all, a run that resumes."""
+"""The commands of a study as a user types them: a draft without values, a check that lists all problems, a run."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def test_help_has_an_example(command, words):
 
 
 def secretive():
-    """A file whose values would be known again anywhere."""
+    """A file whose values are easy to recognise."""
     return {
         "patient": [f"ZQ{i:05d}" for i in range(40)],
         "centre": ["Xanadu", "Zembla"] * 20,
@@ -48,7 +48,7 @@ def secretive():
     }
 
 
-def test_new_writes_no_value_of_the_data(command, tmp_path):
+def test_new_writes_no_values_of_the_data(command, tmp_path):
     columns = secretive()
     write_csv(tmp_path / "mine.csv", columns)
     code, out, _ = command("study", "new", "mine.csv", "--output", "new.toml")
@@ -56,7 +56,7 @@ def test_new_writes_no_value_of_the_data(command, tmp_path):
     assert "the outcome is 'died'" in out
     assert "patient" in out
     text = (tmp_path / "new.toml").read_text()
-    identified = tomllib.loads(text)["id"]  # made up at random, so it may hold a "93" by chance
+    identified = tomllib.loads(text)["id"]  # random, so it may contain "93" by chance
     for name in ("patient", "centre", "age", "stage", "born at"):
         for value in columns[name]:
             assert str(value) not in text.replace(identified, "")
@@ -111,7 +111,7 @@ def test_the_draft_suits_its_outcome(command, tmp_path, outcome, family):
     assert (prior.scale, prior.intercept_scale) == ((2.5, 2.5) if family == "gaussian" else (2.5, 10.0))
 
 
-def test_dates_get_a_remedy_and_no_advice_to_be_categories(command, tmp_path):
+def test_dates_have_a_remedy_other_than_categories(command, tmp_path):
     remedy = "the days since an agreed date"
     dated = patients(60, 0) | {"day": [f"2024-03-{1 + i % 12:02d}" for i in range(60)]}
     write_csv(tmp_path / "dated.csv", dated)
@@ -199,13 +199,13 @@ def test_a_module_that_the_site_has_allowed_is_imported(command, hostile, monkey
     assert hostile.exists()
 
 
-def test_what_a_site_allows_is_no_part_of_the_study(command, hostile):
+def test_allowed_modules_are_not_part_of_the_study(command, hostile):
     assert read_study("own.toml").hash == read_study("own.toml", allow_models=["hostile_models.inner"]).hash
     with pytest.raises(StudyError, match="a list of names"):
         read_study("own.toml", allow_models="hostile_models.inner")
 
 
-def test_check_tells_what_is_sent_and_that_all_is_well(command):
+def test_check_shows_what_is_sent_and_that_there_are_no_problems(command):
     code, out, _ = command("study", "check", "study.toml", "--data", "data/leeds.csv", "--name", "leeds")
     assert code == 0
     assert "once: n, sum and sum of squares of age (3 numbers, 24 bytes)" in out
@@ -220,7 +220,7 @@ def test_check_tells_what_is_sent_and_that_all_is_well(command):
     assert "did you mean 'leeds'?" in out
 
 
-def test_check_tells_everything_that_is_wrong(command, tmp_path):
+def test_check_lists_all_problems(command, tmp_path):
     columns = patients(60, 0) | {"rx": ["Placebo"] * 60}
     columns["age"][4] = 17
     write_csv(tmp_path / "bad.csv", columns)
@@ -293,7 +293,7 @@ def test_an_interrupted_run_resumes_to_the_same_posterior(command, tmp_path, mon
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_mistakes_of_a_run_are_one_line(command, tmp_path):
+def test_errors_of_a_run_are_one_line(command, tmp_path):
     (tmp_path / "data" / "york.csv").unlink()
     code, out, err = command("run", "study.toml", "--data", "data")
     assert (code, out) == (2, "")
@@ -308,7 +308,7 @@ def test_mistakes_of_a_run_are_one_line(command, tmp_path):
     assert not (tmp_path / "few" / "posterior.npz").exists()
 
 
-def test_rows_left_out_are_told(command, tmp_path):
+def test_dropped_rows_are_reported(command, tmp_path):
     columns = {name: [str(cell) for cell in cells] for name, cells in patients(80, 2).items()}
     columns["age"][3] = ""
     write_csv(tmp_path / "data" / "york.csv", columns)

@@ -1,4 +1,4 @@
-"""A site's data: cells as the study says, everything wrong with them told at once, and nothing turned into zero."""
+"""A site's data: cells are read as the study declares, all problems are reported, and no bad value becomes zero."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_missing_values_of_all_kinds(cell):
 
 
 @pytest.mark.parametrize(
-    ("column", "cell", "said"),
+    ("column", "cell", "message"),
     [
         (Number(name="x"), "abc", "not a number"),
         (Number(name="x"), "1,5", "not a number (write a decimal point, not a comma)"),
@@ -64,8 +64,8 @@ def test_missing_values_of_all_kinds(cell):
         ),
     ],
 )
-def test_bad_values_of_all_kinds(column, cell, said):
-    assert read(column, cell)[2] == {said: [0]}
+def test_bad_values_of_all_kinds(column, cell, message):
+    assert read(column, cell)[2] == {message: [0]}
 
 
 def test_categories_booleans_and_text():
@@ -97,7 +97,7 @@ def test_csv_files_and_their_lines(tmp_path, separator):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "no header"),
         (b"a,a\n1,2\n", "'a' twice"),
@@ -105,9 +105,9 @@ def test_csv_files_and_their_lines(tmp_path, separator):
         (b'a,b\n"1,2\n', "cannot be read as CSV"),
     ],
 )
-def test_files_that_are_no_csv(tmp_path, content, said):
+def test_files_that_are_not_csv(tmp_path, content, message):
     (tmp_path / "t.csv").write_bytes(content)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_csv(tmp_path / "t.csv")
 
 
@@ -126,7 +126,7 @@ def test_tables_from_frames_and_dicts():
         as_table([1, 2])
 
 
-def test_everything_wrong_is_told_at_once_with_lines(tmp_path):
+def test_all_problems_are_reported_at_once_with_lines(tmp_path):
     columns = {name: [str(cell) for cell in cells] for name, cells in patients(40, 0).items()}
     columns["age"][0], columns["age"][5], columns["age"][7] = "abc", "130", ""
     columns["rx"][1], columns["rx"][2] = "Placebo", "other"
@@ -148,7 +148,7 @@ def test_everything_wrong_is_told_at_once_with_lines(tmp_path):
     assert found[4].rows == (2,)
 
 
-def test_at_most_ten_of_a_kind():
+def test_at_most_ten_rows_are_listed_per_problem():
     columns = patients(40, 0) | {"age": [200] * 40}
     (finding,) = [f for f in check(trial(), columns) if f.severity == Severity.ERROR]
     assert finding.message.count("(row ") == 10
@@ -156,7 +156,7 @@ def test_at_most_ten_of_a_kind():
     assert (len(finding.rows), finding.num_rows) == (10, 40)
 
 
-def test_a_good_table_has_no_errors_and_what_it_lacks_is_noted():
+def test_a_valid_table_has_no_errors_and_missing_levels_are_noted():
     columns = patients(200, 0) | {"sex": ["f"] * 200, "patient": range(200)}
     found = check(trial(), columns, "leeds")
     assert messages(found) == []
@@ -165,7 +165,7 @@ def test_a_good_table_has_no_errors_and_what_it_lacks_is_noted():
     assert any("patient" in note for note in notes)
 
 
-def test_few_rows_are_refused_or_warned_of():
+def test_few_rows_are_refused_or_give_a_warning():
     assert "9 rows can be used" in messages(check(trial(), patients(9, 0)))[0]
     small = trial([('id = "trial-1"', 'id = "trial-1"\nmin_rows = 5')])
     assert messages(check(small, patients(7, 0))) == []
@@ -174,7 +174,7 @@ def test_few_rows_are_refused_or_warned_of():
     assert not any("few for" in text for text in messages(check(trial(), patients(36, 0)), Severity.WARNING))
 
 
-def test_small_groups_are_warned_of():
+def test_small_groups_give_a_warning():
     columns = patients(200, 0) | {"sex": ["m"] * 2 + ["f"] * 198}
     assert any(
         "sex[T.m]: only 2 rows: they could be identified" in text
@@ -191,7 +191,7 @@ def test_a_logarithm_of_zero_is_an_error_with_its_rows():
         client_data(study, columns, Scaling())
 
 
-def test_dropped_rows_are_gone_and_nothing_is_zero():
+def test_dropped_rows_are_removed_and_not_set_to_zero():
     columns = patients(50, 0)
     columns["age"][[3, 10]] = np.nan
     x, y = client_data(trial(), columns, Scaling())
@@ -211,7 +211,7 @@ def test_client_data_are_the_same_from_a_file_and_a_frame(tmp_path):
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_what_is_sent_is_told_as_it_is():
+def test_disclosures_match_what_is_sent():
     once, matrix, each_round = disclosures(parse_study(FEDERATED))
     assert (matrix.when, matrix.num_numbers, matrix.num_bytes) == ("once", 13, 104)
     assert str(once) == "once: n, sum and sum of squares of age (3 numbers, 24 bytes)"

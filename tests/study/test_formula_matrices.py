@@ -20,7 +20,7 @@ NUM_ROWS = len(VALUES["age"])
 
 
 def by_formulaic(text):
-    """The names and the matrix, or None where it refuses."""
+    """The names and the matrix, or None if the formula is refused."""
     frame = pd.DataFrame(
         {
             name: pd.Categorical.from_codes(VALUES[name], categories=list(column.level_names))

@@ -132,7 +132,7 @@ def test_a_new_family_is_part_of_what_is_agreed():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("shape = 2.0", "shape = -1", "model.shape (line 7): must be a positive number"),
         ('family = "gamma"', 'family = "poisson"', "'poisson' has no setting 'shape'; it is for gamma"),
@@ -140,10 +140,10 @@ def test_a_new_family_is_part_of_what_is_agreed():
         ('type = "number"\nrange = [0, inf]', 'type = "boolean"', "the outcome of gamma regression is a positive"),
     ],
 )
-def test_problems_of_a_new_family_are_reported_like_those_of_others(old, new, said):
+def test_problems_of_a_new_family_are_reported_like_those_of_others(old, new, message):
     with pytest.raises(StudyError) as refused:
         parse_study(STUDY.replace(old, new))
-    assert any(said in problem for problem in refused.value.problems)
+    assert any(message in problem for problem in refused.value.problems)
 
 
 def test_a_site_checks_its_data_with_a_new_family():
@@ -275,7 +275,7 @@ def test_an_outcome_of_several_columns():
 
 
 def test_the_left_side_must_be_that_of_the_family():
-    for text, said in [
+    for text, message in [
         (TRIALS.replace('"binomial-of-trials"', '"poisson"'), "takes one column on the left, not trials"),
         (TRIALS.replace("trials(deaths, patients)", "deaths"), "needs trials(...) on the left"),
         (TRIALS.replace("trials(deaths, patients)", "trials(deaths, deaths)"), "takes different columns"),
@@ -284,6 +284,6 @@ def test_the_left_side_must_be_that_of_the_family():
     ]:
         with pytest.raises(StudyError) as refused:
             parse_study(text)
-        assert any(said in problem for problem in refused.value.problems)
+        assert any(message in problem for problem in refused.value.problems)
     with pytest.raises(StudyError, match="takes one column on the left"):
         cavity.regression("trials(deaths, patients) ~ age", WARDS)

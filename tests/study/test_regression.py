@@ -1,4 +1,4 @@
-"""`cavity.regression`: the pooled answer over data frames, under the names of the formula."""
+"""`cavity.regression`: the pooled answer over data frames, with the names of the formula."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_logistic_regression_is_the_pooled_fit():
     assert [estimate.name for estimate in fit.summary()] == NAMES
 
 
-def test_standardising_does_not_change_what_is_computed_but_for_the_prior():
+def test_scaling_changes_only_the_prior():
     frames = hospitals()
     for frame in frames.values():
         frame["pressure"] = 100 + 0.5 * frame["age"] + np.random.default_rng(3).normal(0, 4, len(frame["age"]))
@@ -97,7 +97,7 @@ def test_data_frames_predictions_and_files(tmp_path):
     assert later.server.names == ("leeds", "york", "hull")
 
 
-def test_levels_are_the_union_where_they_are_not_given():
+def test_levels_that_are_not_given_are_the_union_over_clients():
     frames = hospitals()
     frames["york"]["rx"] = np.where(frames["york"]["rx"] == "low", "extra", frames["york"]["rx"])
     frames["leeds"]["rx"] = np.where(frames["leeds"]["rx"] == "high", "low", frames["leeds"]["rx"])
@@ -107,7 +107,7 @@ def test_levels_are_the_union_where_they_are_not_given():
         "rx[T.high]",
         "rx[T.low]",
         "rx[T.placebo]",
-    ]  # extra is the first
+    ]  # 'extra' is the reference
 
 
 @thorough
@@ -141,7 +141,18 @@ def test_another_method_and_schedule():
     assert len(fit.history) == 3
 
 
-def test_missing_values_are_an_error_or_dropped_and_told():
+def test_names_of_options_are_those_of_a_study():
+    diagonal = cavity.regression(FORMULA, hospitals(), levels=LEVELS, covariance="diagonal", rounds=1)
+    assert isinstance(diagonal.posterior, cavity.distributions.DiagonalGaussian)
+    full = cavity.regression(FORMULA, hospitals(), levels=LEVELS, covariance="full", rounds=1)
+    by_default = cavity.regression(FORMULA, hospitals(), levels=LEVELS, family="bernoulli", rounds=1)
+    np.testing.assert_array_equal(full.posterior.mean, by_default.posterior.mean)
+    unscaled = cavity.regression(FORMULA, hospitals(), levels=LEVELS, column_scaling={"age": "none"}, rounds=1)
+    assert unscaled.algorithm.model.encoding.scaling.columns == ()
+    assert len(unscaled.algorithm.model.encoding.scaling.design) == 6
+
+
+def test_missing_values_are_an_error_or_dropped_with_a_warning():
     frames = hospitals()
     frames["york"]["age"][[1, 5]] = np.nan
     with pytest.raises(DataError, match="client 'york': column 'age': 2 missing values: rows 1, 5"):
@@ -152,7 +163,7 @@ def test_missing_values_are_an_error_or_dropped_and_told():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"levels": {"rx": ["placebo", "low"]}}, "client 'leeds': column 'rx': not one of the agreed levels"),
         ({"levels": {"rxx": ["a", "b"]}}, "'rxx', which is not a column"),
@@ -168,13 +179,18 @@ def test_missing_values_are_an_error_or_dropped_and_told():
         ({"formula": "age ~ 0 + sex", "family": "linear", "column_scaling": {"age": (60, 12)}}, "cannot be centred"),
         ({"prior_scales": {"agee": 1}}, "unknown coefficient 'agee'"),
         ({"formula": "age ~ sex", "family": "linear", "scaling": "none"}, "has no default prior: give prior_scale"),
+        ({"scaling": "standard"}, "unknown scaling 'standard'; choose one of: none, federated"),
+        ({"scaling": {"age": (60, 5)}}, "unknown scaling .*`column_scaling`"),
+        ({"column_scaling": {"age": "federal"}}, "is \\(centre, scale\\) or \"none\", not 'federal'"),
+        ({"covariance": "low rank"}, "unknown covariance 'low rank'; choose one of: full, diagonal"),
+        ({"noise_sd": 1.0}, "the family 'bernoulli' has no setting 'noise_sd'; it is for gaussian"),
         ({"frames": {}}, "at least one client"),
         ({"frames": {"leeds": [1, 2]}}, "client 'leeds': data must be"),
     ],
 )
-def test_mistakes_name_the_client_and_the_value(options, said):
+def test_errors_name_the_client_and_the_value(options, message):
     options = {"formula": FORMULA, "frames": hospitals()} | options
-    with pytest.raises((DataError, StudyError), match=said):
+    with pytest.raises((DataError, StudyError), match=message):
         cavity.regression(**options)
 
 

@@ -1,4 +1,4 @@
-"""A study runs as its words say, whatever the model, and what is wrong at any client is told before it starts."""
+"""A study runs as its file says, for every kind of model, and problems of all clients are reported before it starts."""
 
 import sys
 import types
@@ -34,7 +34,7 @@ def test_a_study_is_the_regression_of_its_formula():
     assert str(fit.summary()) == str(same.summary())
 
 
-def test_words_become_objects():
+def test_names_in_the_file_select_objects():
     text = (
         TRIAL
         + '[algorithm]\nmethod = "fedgvi"\nloss = { gce = 0.5 }\ndivergence = { weighted-kl = 2 }\ndamping = "stale"\n'
@@ -70,7 +70,7 @@ def test_a_prior_for_every_coefficient():
     np.testing.assert_allclose(np.sqrt(np.asarray(prior.variance)), [7, 2, 2, 0.1, 3, 2, 2])
 
 
-def test_what_is_wrong_at_any_client_is_told_of_all():
+def test_problems_of_all_clients_are_reported_together():
     bad = hospitals()
     bad["leeds"]["age"][0] = 500
     bad["york"] = patients(9, 0)
@@ -134,7 +134,7 @@ def rows(seed):
 
 
 @pytest.mark.usefixtures("own")
-def test_a_model_of_ones_own_by_formula():
+def test_a_users_own_model_by_formula():
     study = parse_study(OWN)
     fit = run_study(study, {"a": as_table(rows(0)), "b": as_table(rows(1))})
     x, y = (np.concatenate([rows(seed)[name] for seed in (0, 1)]) for name in "xy")
@@ -146,7 +146,7 @@ def test_a_model_of_ones_own_by_formula():
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("own_models:linear", "no_such_package:linear", "no module 'no_such_package' here"),
         ("own_models:linear", "own_models:none", "no function 'none'"),
@@ -162,17 +162,17 @@ def test_a_model_of_ones_own_by_formula():
         ('id = "own"', 'id = "own"\n[algorithm]\nmethod = "sfvi"\n', "needs a model with local latents"),
     ],
 )
-def test_what_a_model_of_ones_own_must_be(old, new, said):
+def test_requirements_on_a_users_own_model(old, new, message):
     text = OWN.replace(old, new)
     if "[algorithm]" in new:
         text = OWN + '[algorithm]\nmethod = "sfvi"\n'
-    with pytest.raises((StudyError, cavity.CavityError), match=said):
+    with pytest.raises((StudyError, cavity.CavityError), match=message):
         study_algorithm(parse_study(text), Scaling())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own")
-def test_a_numpyro_model_with_latents_that_stay():
+def test_a_numpyro_model_with_local_latents():
     text = """
         name = "wards"
         id = "wards"

@@ -41,7 +41,7 @@ def test_a_study_is_read_with_its_defaults(tmp_path):
     assert study.scales_design
 
 
-def test_everything_can_be_said():
+def test_a_study_with_all_keys():
     study = parse_study("""
         name = "all"
         id = "all.2"
@@ -82,7 +82,7 @@ def test_everything_can_be_said():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (
             'unit = "years"',
@@ -163,29 +163,29 @@ def test_everything_can_be_said():
         ("range = [18, 110]", f"range = [18, 1{'0' * 400}]", "a list [smallest, largest] of two numbers"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_key_and_line(old, new, said):
+def test_problems_have_their_key_and_line(old, new, message):
     assert old in TRIAL
-    assert any(said in problem for problem in problems(TRIAL.replace(old, new)))
+    assert any(message in problem for problem in problems(TRIAL.replace(old, new)))
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     text = TRIAL.replace("unit", "untis").replace('id = "trial-1"', "id = 1").replace('["f", "m"]', '["f"]')
     assert len(problems(text)) == 3
 
 
-def test_a_scaled_column_cannot_be_inside_of_a_function():
+def test_a_scaled_column_cannot_be_inside_a_function():
     text = TRIAL.replace("* age", "* log(age)")
-    assert parse_study(text).scaling_rules == {}  # the study's rule leaves it out
+    assert parse_study(text).scaling_rules == {}  # the study's rule does not scale it
     assert "columns.age.scaling" in problems(text.replace('unit = "years"', 'scaling = "federated"'))[0]
     parse_study(text.replace('unit = "years"', 'scaling = "none"'))
 
 
-def test_the_studys_rule_does_not_change_the_model():
-    """An interaction without its main effects is another one of centred columns."""
+def test_the_scaling_of_a_study_does_not_change_the_model():
+    """Centring would change the model of an interaction without main effects."""
     assert trial([("rx * age + sex", "rx + rx:age")]).federated_columns == ("age",)
     assert trial([("rx * age + sex", "rx:age")]).federated_columns == ()
     own = trial([("rx * age + sex", "rx:age"), ('unit = "years"', 'scaling = "federated"')])
-    assert own.federated_columns == ("age",)  # by its own rule it is scaled, and the summary says what that means
+    assert own.federated_columns == ("age",)  # its own rule scales it, and the summary says so
 
 
 LINEAR = """
@@ -227,7 +227,7 @@ def test_an_outcome_that_is_not_scaled_needs_a_prior():
     parse_study(line('scaling = "none"', prior="[prior]\nscale = 5\nintercept_scale = 200\nlog_noise_scale = 3\n"))
 
 
-def test_an_outcome_is_centred_with_an_intercept_only():
+def test_an_outcome_is_centred_only_with_an_intercept():
     centred = line(own=", scaling = { centre = 120, scale = 15 }", formula="y ~ 0 + x")
     assert "columns.y.scaling" in problems(centred)[0]
     assert (
@@ -236,7 +236,7 @@ def test_an_outcome_is_centred_with_an_intercept_only():
     )
 
 
-def test_a_model_of_ones_own_has_no_prior_family_or_kind():
+def test_a_users_own_model_has_no_prior_family_or_covariance():
     own = 'name = "o"\nid = "o"\nclients = ["a"]\n[model]\nfunction = "package.module:make"\n'
     study = parse_study(own + '[model.arguments]\nwidth = 3\n[columns.y]\ntype = "number"')
     assert study.model.arguments == (("width", 3),)
@@ -246,6 +246,29 @@ def test_a_model_of_ones_own_has_no_prior_family_or_kind():
     assert "algorithm.covariance" in problems(own + '[algorithm]\ncovariance = "full"')[0]
     assert "unknown key 'family'" in problems(own + 'family = "linear"')[0]
     assert "module:function" in problems(own.replace("package.module:make", "make"))[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('family = "logistic"', 'kind = "logistic"', "model.kind (line 6): unknown key 'kind'; use 'family'"),
+        (
+            "[columns.died]",
+            '[algorithm]\nfamily = "diagonal"\n[columns.died]',
+            "algorithm.family (line 10): unknown key 'family'; use 'covariance'",
+        ),
+    ],
+)
+def test_an_old_key_names_the_new_one(old, new, message):
+    assert message in problems(TRIAL.replace(old, new))
+
+
+@pytest.mark.parametrize(("alias", "name"), [("logistic", "bernoulli"), ("bernoulli", "bernoulli")])
+def test_an_alias_is_the_same_study(alias, name):
+    study = trial([('family = "logistic"', f'family = "{alias}"')])
+    assert study.model.family.name == name
+    assert settings_of(study)["model.family"] == name
+    assert study.hash == trial().hash
 
 
 def shuffled(text, seed):
@@ -270,7 +293,7 @@ def test_comments_and_order_do_not_change_the_hash(seed):
     assert parse_study(other).hash == parse_study(TRIAL).hash
 
 
-def test_a_default_that_is_spelled_out_does_not_change_the_hash():
+def test_writing_out_a_default_does_not_change_the_hash():
     spelled = (
         'min_rows = 10\nscaling = "federated"\n'
         + TRIAL
@@ -305,7 +328,7 @@ def test_a_default_that_is_spelled_out_does_not_change_the_hash():
         ("[columns.died]", "[run]\nseed = 1\n[columns.died]", "run.seed"),
     ],
 )
-def test_any_change_of_meaning_changes_the_hash_and_is_named(old, new, path):
+def test_every_change_of_meaning_changes_the_hash_and_is_named(old, new, path):
     ours, theirs = trial(), trial([(old, new)])
     assert ours.hash != theirs.hash
     assert differences(ours, theirs) == [path]

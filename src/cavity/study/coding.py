@@ -1,8 +1,8 @@
 """Which columns a term gets, so that the matrix has full rank: the rules of R, patsy and formulaic.
 
 A category alone spans the intercept: its full coding (one column per level) is `1 + its reduced coding` (without the
-reference). So each term spans a set of products of reduced codings. Of these, what earlier terms span already is left
-out, and the rest is put together again by
+reference). So each term spans a set of products of reduced codings. Those that earlier terms span already are left
+out, and the rest are combined by
 
     anything:reduced + anything -> anything:full
 """
@@ -18,7 +18,7 @@ from cavity.study.formula import Factor, Formula
 
 MAX_COLUMNS = 2_000
 MAX_CATEGORIES = 10  # of one term
-MAX_SPANS = 256  # products of reduced codings that a term adds to those before it
+MAX_SPANS = 256  # products of reduced codings that a term adds to the earlier ones
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Coded:
 
 @dataclass(frozen=True)
 class Block:
-    """Columns of one term: all products of its factors' columns, those of the first factor changing fastest.
+    """Columns of one term: all products of the columns of its factors, the first factor varying fastest.
 
     Attributes:
         factors: of the product.
@@ -57,7 +57,7 @@ class Block:
         return tuple(":".join(reversed(names)) for names in reverse)
 
 
-_Part = tuple[Factor, bool]  # a factor, and whether it is a category without its reference
+_Part = tuple[Factor, bool]  # a factor, and whether it is a category without the reference
 _Parts = tuple[_Part, ...]
 _Spans = dict[frozenset[_Part], _Parts]
 _Levels = Mapping[str, Sequence[str]]  # of each category, by the key of its factor, the reference first
@@ -83,7 +83,7 @@ def blocks(formula: Formula, categories: Mapping[str, Sequence[str]]) -> tuple[B
             raise formula.refusal_at(term.at, "too many categories without their lower interactions; use `a * b`")
         num_columns += sum(_num_columns(parts, by_key) for parts in spans.values())
         if num_columns > MAX_COLUMNS:
-            raise formula.refusal_at(term.at, f"it has more than {MAX_COLUMNS} coefficients")
+            raise formula.refusal_at(term.at, f"the formula has more than {MAX_COLUMNS} coefficients")
         spanned.update(spans)
         for parts in _simplified(spans.values()).values():
             coded = tuple(_coded(factor, by_key, reduced) for factor, reduced in parts)

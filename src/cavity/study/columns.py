@@ -279,7 +279,7 @@ class Category(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Column):
-    """Any text, such as the label of a unit. For models of your own; texts are not sent."""
+    """A text, such as the label of a unit. For models of your own; texts are not sent."""
 
     type_name: ClassVar[str] = "text"
     dtype: ClassVar[type] = object

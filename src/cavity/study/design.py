@@ -86,7 +86,7 @@ def _layout(design: Design) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     for block in found:
         for name in block.names:
             if name in names:
-                raise formula.refusal_at(block.at, f"it has two coefficients {name!r}; rename a column or a level")
+                raise formula.refusal_at(block.at, f"two coefficients are called {name!r}; rename a column or a level")
             names[name] = None
     return found, tuple(names)
 

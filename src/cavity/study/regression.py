@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ Real = float | int
 
 def regression(
     formula: str,
-    frames: Mapping[str, Any],
+    frames: Mapping[str, object],
     *,
     family: str | Family = "bernoulli",
     levels: Mapping[str, Sequence[str]] | None = None,
@@ -141,7 +140,7 @@ def _prior(
     return PriorChoice(float(scale), float(intercept), extra, tuple((n, float(v)) for n, v in scales.items()))
 
 
-def _tables(frames: Mapping[str, Any]) -> dict[str, Table]:
+def _tables(frames: Mapping[str, object]) -> dict[str, Table]:
     if not isinstance(frames, Mapping) or not frames:
         raise DataError("give a dict with at least one client -> data frame")
     tables = {}

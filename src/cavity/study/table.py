@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -59,11 +59,11 @@ class DataFrame(Protocol):
     """What Cavity needs of a data frame (pandas, polars)."""
 
     @property
-    def columns(self) -> Iterable[Any]:
+    def columns(self) -> Iterable[object]:
         """The names of the columns."""
         ...
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: object, /) -> object:
         """One column."""
         ...
 
