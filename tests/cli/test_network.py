@@ -124,7 +124,7 @@ def test_mistakes(command, words, said):
 
 def test_sfvi_names_the_method_for_networks(command, tmp_path):
     text = FEDERATED.replace(
-        '[model]\nkind = "logistic"\nformula = "died ~ rx * age + sex"', '[model]\nfunction = "m:f"'
+        '[model]\nfamily = "logistic"\nformula = "died ~ rx * age + sex"', '[model]\nfunction = "m:f"'
     )
     (tmp_path / "study.toml").write_text(text.replace('scaling = "federated"\n', "") + '[algorithm]\nmethod = "sfvi"\n')
     code, _, err = command("server", "study.toml", "--allow-model", "m")

@@ -213,6 +213,7 @@ def test_check_shows_what_is_sent_and_that_there_are_no_problems(command):
     assert f"once: n, sum and sum of squares of the columns of the formula's matrix: {matrix} (13 numbers" in out
     assert "each round: the change of its factor, 2 arrays (7 + 49 numbers)" in out
     assert read_study("study.toml").hash in out
+    assert "model: logistic regression, died ~ rx * age + sex; exp(coefficient): odds ratio\n" in out
     assert out.endswith("data/leeds.csv: ready to join\n")
     assert command("study", "check", "study.toml")[0] == 0
     code, out, _ = command("study", "check", "study.toml", "--name", "leed")

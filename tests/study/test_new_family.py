@@ -21,6 +21,7 @@ from cavity.study.columns import Integer, Number
 from cavity.study.disclosure import disclosures
 from cavity.study.families.regression_family import coefficient_scales
 from cavity.study.run import run_study
+from tests.contracts.family import check_family
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -114,6 +115,11 @@ def test_a_study_and_a_regression_with_a_new_family():
     assert abs(estimate.mean - theta[1]) < 0.1 * estimate.sd
     predicted = float(np.asarray(fit.predict({"age": [60.0]}).mean)[0])
     assert predicted == pytest.approx(np.exp(theta[0]), rel=0.02)
+
+
+def test_new_families_keep_the_contract():
+    check_family(GammaFamily(shape=2.0), [[1.0, 2.5, 0.2, 7.0]])
+    check_family(Binomial(), [[1, 0, 3, 2], [4, 2, 3, 5]])
 
 
 def test_a_new_family_has_a_default_setting_and_an_alias_in_python():
@@ -220,7 +226,8 @@ class Binomial(Family):
     outcome_function = "trials"
 
     def outcome_problem(self, outcome):
-        return None if len(outcome) == 2 else "trials() takes two columns: successes and trials"
+        counts = len(outcome) == 2 and all(column.is_numeric for column in outcome)
+        return None if counts else "trials() takes two columns of counts: successes and trials"
 
     def outcome_column(self, raw, position):
         return Integer(name=raw.name, missing=raw.missing, range=(0.0, math.inf))

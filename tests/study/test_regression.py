@@ -180,7 +180,6 @@ def test_missing_values_are_an_error_or_dropped_with_a_warning():
         ({"prior_scales": {"agee": 1}}, "unknown coefficient 'agee'"),
         ({"formula": "age ~ sex", "family": "linear", "scaling": "none"}, "has no default prior: give prior_scale"),
         ({"scaling": "standard"}, "unknown scaling 'standard'; choose one of: none, federated"),
-        ({"scaling": {"age": (60, 5)}}, "unknown scaling .*`column_scaling`"),
         ({"column_scaling": {"age": "federal"}}, "is \\(centre, scale\\) or \"none\", not 'federal'"),
         ({"covariance": "low rank"}, "unknown covariance 'low rank'; choose one of: full, diagonal"),
         ({"noise_sd": 1.0}, "the family 'bernoulli' has no setting 'noise_sd'; it is for gaussian"),

@@ -126,4 +126,5 @@ def describe(model: ModelChoice) -> str:
     """The model in a few words."""
     if model.family is None:
         return f"the model of {model.function}"
-    return f"{model.family.title}, {model.formula}"
+    ratio = "" if model.family.ratio is None else f"; exp(coefficient): {model.family.ratio}"
+    return f"{model.family.title}, {model.formula}{ratio}"
