@@ -39,7 +39,7 @@ id = "line-1"
 clients = ["leeds", "york"]
 scaling = "federated"
 [model]
-kind = "linear"
+family = "linear"
 formula = "y ~ x + z"
 noise_sd = 0.7
 [columns.y]

@@ -312,7 +312,7 @@ def test_corrected_values_are_in_the_units_of_the_summary():
     age = rng.normal(60, 10, 400)
     y = (rng.random(400) < 1 / (1 + np.exp(-(age - 60) / 20))).astype(int)
     tables = {"a": pandas.DataFrame({"y": y, "age": age})[:150], "b": pandas.DataFrame({"y": y, "age": age})[150:]}
-    fit = cavity.regression("y ~ age", tables, family="logistic", standardise=True)
+    fit = cavity.regression("y ~ age", tables, family="logistic")
     summary, found = fit.summary(), fit.verdict
     for estimate in summary:
         assert found.means[estimate.name] == pytest.approx(estimate.mean, abs=0.1 * estimate.sd)
