@@ -177,7 +177,7 @@ class FactorClient(ClientPart):
         else:
             delta = self.removed.delta(inputs, problem.cavity, solution.tilted)
         report = Report(
-            gap=jnp.where(inputs.posterior.is_proper, solution.tilted.kl(inputs.posterior), jnp.inf),
+            gap=jnp.asarray(jnp.where(inputs.posterior.is_proper, solution.tilted.kl(inputs.posterior), jnp.inf)),
             free_energy=self._free_energy(inputs, problem, solution),
             steps=solution.steps,
             converged=solution.converged,

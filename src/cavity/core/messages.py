@@ -8,11 +8,13 @@ every client, so that an engine can stack them and run many clients as one progr
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar, dataclass_transform
+from typing import TypeVar, dataclass_transform
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+
+from cavity.core.types import Leaf
 
 T = TypeVar("T")
 MAX_REFUSALS = 20  # replies of one client in a row that are refused; then it is set aside
@@ -42,10 +44,10 @@ class Report(Record):
         converged: 1 if the tolerance ended the solve, 0 if the step limit did.
     """
 
-    gap: Any
-    free_energy: Any
-    steps: Any
-    converged: Any
+    gap: float | Leaf
+    free_energy: float | Leaf
+    steps: int | Leaf
+    converged: bool | Leaf
 
 
 @record

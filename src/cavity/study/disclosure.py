@@ -47,7 +47,7 @@ def disclosures(study: Study) -> list[Disclosure]:
         count = 1 + 2 * len(names)
         what = f"n, sum and sum of squares of the columns of the formula's matrix: {', '.join(names)}"
         found.append(Disclosure("once", what, count, 8 * count))
-    report = Report(*np.zeros(4))
+    report = Report(0.0, 0.0, 0, True)
     arrays = [
         f"{jax.tree_util.keystr(path).lstrip('.')} {list(np.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_flatten_with_path(algorithm.prior)[0]
