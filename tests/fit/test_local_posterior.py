@@ -58,7 +58,7 @@ def test_the_start_is_the_posterior():
     q = fitted().posterior.q
     np.testing.assert_allclose(q.mean, mean[:2], atol=1e-6)
     np.testing.assert_allclose(q.gaussian.covariance, covariance[:2, :2], atol=1e-6)
-    assert fitted().scouting > 0
+    assert fitted().initial_rounds > 0
     assert any("started at the mode" in remark for remark in fitted().summary().remarks)
 
 

@@ -241,7 +241,7 @@ def test_a_learned_fit_goes_on_like_any_other(tmp_path):
     [
         ([], "give hyperparameters to learn"),
         ([PriorScale], "give hyperparameters to learn"),
-        ([PriorScale(["dose"])], "there is no parameter dose; there are intercept, x1"),
+        ([PriorScale(["dose"])], "no parameter dose; choose from: intercept, x1"),
         ([ByGradient(lambda s: logistic_regression(3, prior_scale=s), -1.0)], "must be positive"),
         ([ByGradient(lambda s: logistic_regression(2, prior_scale=s), 1.0)], "another kind of model"),
         ([NoiseSd()], "has no noise to learn"),

@@ -14,7 +14,7 @@ from typing import Any
 from cavity import training
 from cavity.core import Algorithm, Engine
 from cavity.errors import CheckpointError
-from cavity.fit import execution
+from cavity.fit import initialisation
 from cavity.io import serialization
 from cavity.io.checkpoints import read_tree, write_atomically
 from cavity.network.limits import max_total_rows
@@ -164,7 +164,7 @@ class Preparing:
         schedule, everybody = Synchronous(), [*self.names, *scout.model.server_entries()]
         server = training.open_federation(scout, schedule, everybody, self._study.run.seed)
         self._say("searching for a start")
-        stopping = Stopping(execution.SCOUT_ROUNDS, execution.SCOUT_TOLERANCE, asked=lambda: self._members.stopping)
+        stopping = Stopping(initialisation.MAX_ROUNDS, initialisation.TOLERANCE, asked=lambda: self._members.stopping)
         engine = self._engine(scout, setting)
         server, history, stopped = training.run(scout, engine, schedule, server, [], stopping)
         self._say(f"a start was found in {len(history)} rounds")

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -26,6 +26,7 @@ from cavity.core import Algorithm, Data, Encoding, Problem, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Message
 from cavity.simulation.stacks import AXIS
 
+A = TypeVar("A", bound=Algorithm)
 Shared = tuple[Algorithm, ClientInput | None]  # what is the same for all clients of a stack
 Static = tuple[Any, tuple[Any, ...]]  # the structure of a tree without its arrays, and what is left of it
 LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
@@ -171,7 +172,7 @@ def run_as_steps(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> tuple[C
     return _finish(algorithm, work, states, mesh)
 
 
-def numbers_as_leaves(algorithm: Algorithm) -> Algorithm:
+def numbers_as_leaves(algorithm: A) -> A:
     """A float would be a constant of a program, and each value of a sweep a program of its own.
 
     So would be how a table becomes numbers, which no program needs.
