@@ -15,6 +15,7 @@ import cavity
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.evaluation import assessment, proposals, psis, verdict
 from cavity.evaluation.moment_errors import moment_errors
+from cavity.fit.run import prepare
 from cavity.models import function_model, linear_regression, logistic_regression, poisson_regression
 from tests import scenarios
 from tests.doubles import LoadedWhenAsked
@@ -278,13 +279,13 @@ def test_a_summary_has_the_verdict_where_it_takes_seconds(monkeypatch):
 def test_the_verdict_is_found_once(monkeypatch):
     fit = clean(0).fit
     first = fit.verdict
-    monkeypatch.setattr(verdict, "judge", None)
+    monkeypatch.setattr(assessment, "assess", None)
     assert fit.verdict is first
     assert str(first) in str(fit.summary())
 
 
 def test_local_latents_and_rounds_that_were_not_run_have_no_verdict():
-    fit = cavity.run(cavity.PVI(logistic_regression(1)), {"a": (np.ones((3, 1)), np.array([0.0, 1, 1]))}, rounds=0)
+    fit = prepare(cavity.PVI(logistic_regression(1)), {"a": (np.ones((3, 1)), np.array([0.0, 1, 1]))})
     assert str(fit.verdict) == "not assessed: no round has been run"
 
 

@@ -20,6 +20,7 @@ from cavity.hyperparameters.learning import total_sums
 from cavity.losses import Beta
 from cavity.models import linear_regression, logistic_regression, normal_location
 from tests import scenarios
+from tests.contracts.faults import types_unchecked
 from tests.doubles import LoadedWhenAsked
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -248,7 +249,7 @@ def test_a_learned_fit_goes_on_like_any_other(tmp_path):
     ],
 )
 def test_bad_input_is_told(parts, message):
-    with pytest.raises(CavityError, match=message):
+    with types_unchecked(), pytest.raises(CavityError, match=message):
         logistic_fit(4).learn(*parts)
 
 

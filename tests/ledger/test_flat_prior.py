@@ -94,7 +94,7 @@ def test_summary_and_weights_of_draws():
     with pytest.raises(CavityError, match="improper prior there is no evidence"):
         fit.importance_weights().log_evidence
     once = cavity.run(cavity.PVI(model()), PARTS, rounds=1)
-    assert "not converged: the residual is not known" in str(once.summary())
+    assert "not converged: the gap is not known" in str(once.summary())
     assert "gap" not in str(Progress(2, 9, 0, 2, once.history[-1]["gap"], 1.0, 1.0))
 
 

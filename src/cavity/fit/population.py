@@ -42,6 +42,10 @@ class Population(abc.ABC):
     def check(self, *, held_by_clients: bool, visit_seconds: Mapping[str, float] | None) -> None:
         """Check options of a run that depend on where the data are.
 
+        Args:
+            held_by_clients: whether the clients keep their factors.
+            visit_seconds: virtual seconds per visit, by client; None for no virtual time.
+
         Raises:
             CavityError: where an option is not possible for these clients.
         """

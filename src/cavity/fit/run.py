@@ -20,7 +20,7 @@ from cavity.fit.population import population_of
 from cavity.schedules import Synchronous
 from cavity.training import Observer, Stopping
 
-__all__ = ["Fit", "load", "resume", "run"]
+__all__ = ["Fit", "load", "prepare", "resume", "run"]
 
 
 def run(
@@ -72,17 +72,53 @@ def run(
     Raises:
         CavityError: where an argument is not what it should be, or a client's data cannot be used.
     """
-    arguments.check_algorithm(algorithm)
-    arguments.check_clients(clients)
-    arguments.check_schedule(schedule)
     arguments.check_numbers(
         rounds=rounds,
         tolerance=tolerance,
-        seed=seed,
         rounds_per_block=rounds_per_block,
         chunk=chunk,
         checkpoint_seconds=checkpoint_seconds,
     )
+    fit = prepare(
+        algorithm,
+        clients,
+        schedule=schedule,
+        seed=seed,
+        held_by_clients=held_by_clients,
+        visit_seconds=visit_seconds,
+    )
+    options = Options(
+        metrics, observers, directory, checkpoint_seconds, rounds_per_block, visit_seconds, chunk, progress
+    )
+    return continue_run(fit, Stopping(method.rounds_or_default(fit.algorithm, rounds), tolerance), options)
+
+
+def prepare(
+    algorithm: Algorithm,
+    clients: Mapping[str, PyTree] | ClientSource,
+    *,
+    schedule: Schedule | None = None,
+    seed: int = 0,
+    held_by_clients: bool = False,
+    visit_seconds: Mapping[str, float] | None = None,
+) -> Fit:
+    """The fit before the first round: data are checked, and the initialisation has run.
+
+    Args:
+        algorithm: as in `run`.
+        clients: as in `run`.
+        schedule: as in `run`.
+        seed: as in `run`.
+        held_by_clients: as in `run`.
+        visit_seconds: as in `run`; here it is only checked.
+
+    Returns:
+        A fit without history; `Fit.refine` runs rounds.
+    """
+    arguments.check_algorithm(algorithm)
+    arguments.check_clients(clients)
+    arguments.check_schedule(schedule)
+    arguments.check_numbers(seed=seed)
     data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
     population = population_of(algorithm.model, data)
     population.check(held_by_clients=held_by_clients, visit_seconds=visit_seconds)
@@ -90,11 +126,7 @@ def run(
     algorithm, initial_rounds = initialisation.initialised(algorithm, population.data, seed)
     server = training.open_federation(algorithm, schedule, population.names, seed, held_by_clients=held_by_clients)
     labels = unit_labels(algorithm.model, clients)
-    fit = Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, initial_rounds=initial_rounds)
-    options = Options(
-        metrics, observers, directory, checkpoint_seconds, rounds_per_block, visit_seconds, chunk, progress
-    )
-    return continue_run(fit, Stopping(method.rounds_or_default(algorithm, rounds), tolerance), options)
+    return Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, initial_rounds=initial_rounds)
 
 
 def resume(

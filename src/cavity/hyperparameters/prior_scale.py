@@ -109,7 +109,9 @@ class PriorScale(Hyperparameter):
     def sums(self, state: PyTree, model: Model, q: Distribution, data: Data) -> PyTree:
         return None
 
-    def step(self, state: Vector, model: Model, q: Distribution, sums: PyTree) -> tuple[Model, Vector, Vector]:
+    def step(
+        self, state: Vector, model: Model, q: Distribution, sums: PyTree
+    ) -> tuple[Model, Float[np.ndarray, " e"], Vector]:
         names = model.parameter_names if self.parameters is None else self.parameters
         chosen = np.flatnonzero(np.isin(model.parameter_names, names))
         groups = chosen[:, None] if self.separate else chosen[None]
