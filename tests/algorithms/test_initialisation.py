@@ -29,7 +29,7 @@ def started(algorithm, num_clients=2):
 
 
 @thorough
-@pytest.mark.parametrize("num_silos", [1, 3])
+@pytest.mark.parametrize("num_clients", [1, 3])
 def test_a_gaussian_model_starts_at_its_posterior(num_clients):
     algorithm, rounds = started(SFVI(model_once()), num_clients)
     q, local = exact_family()

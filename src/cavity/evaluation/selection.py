@@ -38,6 +38,7 @@ from cavity.core import (
 from cavity.core.client_data import owned_rows, prepare_clients
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
+from cavity.fit.prediction import predict
 from cavity.fit.run import run
 from cavity.losses.beta import Beta
 from cavity.simulation.drive import name_number
@@ -187,10 +188,9 @@ def brier(model: Model, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
     Returns:
         One number per row.
     """
-    assert isinstance(model, PredictiveModel)
     x, y = rows.batch
     draws = None if isinstance(model, LinearModel) else NUM_SAMPLES
-    predicted = model.predict(posterior, x, key=jax.random.key(0), num_draws=draws).mean
+    predicted = predict(model, posterior, x, draws, seed=0, point=False).mean
     if predicted.ndim == 1:
         return (predicted - y) ** 2
     return jnp.sum((predicted - jax.nn.one_hot(jnp.asarray(y, int), predicted.shape[1])) ** 2, axis=1)
