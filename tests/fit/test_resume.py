@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cavity
+from cavity.aggregation import Fixed
 from cavity.errors import CavityError, CheckpointError
 from cavity.io import serialization
 from cavity.io.checkpoints import CHECKPOINT, HISTORY, RunDirectory
@@ -70,7 +71,7 @@ def test_killed_and_resumed(tmp_path, schedule, held_by_clients, double):
             # one class per client and a wide prior: the damping backs off at first
             algorithm = cavity.PVI(cavity.models.logistic_regression(1, prior_scale=20.0))
         else:
-            algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0), damping=cavity.server.Fixed(0.7))
+            algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0), damping=Fixed(0.7))
         options = {
             "schedule": schedule,
             "held_by_clients": held_by_clients,

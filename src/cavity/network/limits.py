@@ -32,7 +32,7 @@ import numpy as np
 from cavity import ledger
 from cavity.core import Algorithm
 from cavity.core.messages import Message, Reply
-from cavity.fit import execution
+from cavity.fit import initialisation
 from cavity.study.building import design_sums, sums
 from cavity.study.columns import Column, FixedScaling
 from cavity.study.encoding import FormulaEncoding
@@ -61,7 +61,7 @@ def max_messages(study: Study, algorithm: Algorithm) -> int:
     """
     rounds = algorithm.defaults.rounds if study.run.rounds is None else study.run.rounds
     agreed = rounds * (len(study.clients) if study.run.schedule.word == "asynchronous" else 1)
-    agreed += 0 if algorithm.initialisation is None else execution.INITIALISATION_ROUNDS
+    agreed += 0 if algorithm.initialisation is None else initialisation.MAX_ROUNDS
     return agreed + max(agreed, LEAST_RESERVE)
 
 

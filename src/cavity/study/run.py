@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from cavity.core.client_data import prepare_client
+from cavity.core.intervals import DEFAULT_LEVEL
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import DataError, StudyError
 from cavity.fit import run as fitting
@@ -128,7 +129,7 @@ def open_run(directory: str | os.PathLike[str], study: Study, text: str, *, resu
     write_atomically(directory / VERSIONS, (json.dumps(found, indent=2) + "\n").encode())
 
 
-def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = 0.9) -> None:
+def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = DEFAULT_LEVEL) -> None:
     """Write the posterior as arrays and the summary as a table, next to the checkpoint and the history.
 
     `posterior.npz` of a regression has `names`, `mean` and `covariance`, in the units of the data; that of another
