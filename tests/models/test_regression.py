@@ -128,7 +128,7 @@ def test_likelihood_factor_and_its_constant(case):
     """log p(data | theta) = log factor(theta) + constant, rows counted by their weights."""
     model, batch, thetas = case
     data = as_data(batch, WEIGHT)
-    factor, constant = model.likelihood_factor(data)
+    factor, constant = model.gaussian_rows.likelihood_factor(data)
     for theta in jnp.asarray(thetas):
         expected = jnp.sum(data.weight * model.row_log_prob(theta, data.batch))
         np.testing.assert_allclose(factor.log_factor(theta) + constant, expected, rtol=1e-12)

@@ -25,12 +25,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from cavity.aggregation.damping import Fixed
-from cavity.core import Damping, Data, EntryAlgorithm, Solution, Solver
+from cavity.core import Damping, Data, EntryAlgorithm, Solver
 from cavity.core.fields import as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState, Stacked
-from cavity.core.shared_model import SharedModel, SharedProblem
+from cavity.core.shared_model import SharedModel, SharedProblem, SharedSolution
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
+from cavity.distributions.pseudo import Observations
 from cavity.errors import CavityError
 
 
@@ -46,14 +47,14 @@ class HierarchicalPVI(EntryAlgorithm):
             for their rows, of KL(q(phi) : cavity(phi)).
     """
 
-    model: SharedModel
+    model: SharedModel[Hierarchical, Observations]
     solver: Solver
     damping: Damping
     alpha: Float[Array, ""]
 
     def __init__(
         self,
-        model: SharedModel,
+        model: SharedModel[Hierarchical, Observations],
         *,
         alpha: float = 0.1,
         solver: Solver | None = None,
@@ -93,14 +94,14 @@ class HierarchicalPVI(EntryAlgorithm):
         return SharedProblem(self.model, posterior / row, posterior, row, data, self.alpha)
 
     def update(
-        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
+        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: SharedSolution[Hierarchical]
     ) -> tuple[ClientUpdate, PyTree]:
-        before, cavity, factor = problem.posterior, problem.cavity, solution.tilted
+        before, cavity, factor = problem.posterior, problem.cavity, solution.factor
         tilted = cavity.shared * factor.shared
         moved = self.model.moved(tilted.mean, before.conditional, cavity.conditional, factor.conditional)
         report = Report(
             gap=tilted.kl(before.shared) + moved,
-            free_energy=-solution.expected_loss,
+            free_energy=-solution.objective,
             steps=solution.steps,
             converged=solution.converged,
         )

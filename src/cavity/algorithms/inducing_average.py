@@ -26,11 +26,12 @@ from jaxtyping import Array, Float, PyTree
 
 from cavity import ledger
 from cavity.aggregation.damping import Fixed
-from cavity.core import Damping, Data, EntryAlgorithm, Solution, Solver
+from cavity.core import Damping, Data, EntryAlgorithm, Solver
 from cavity.core.fields import as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Reply, Report, ServerState, Stacked
-from cavity.core.shared_model import SharedModel, SharedProblem
+from cavity.core.shared_model import SharedModel, SharedProblem, SharedSolution
 from cavity.distributions.hierarchical import Hierarchical, certain, joint
+from cavity.distributions.pseudo import Observations
 from cavity.errors import CavityError
 
 AVERAGE = "(average)"  # the row of the server's own
@@ -56,12 +57,14 @@ class InducingAverage(EntryAlgorithm):
 
     reserved_names: ClassVar[frozenset[str]] = frozenset({AVERAGE})
 
-    model: SharedModel
+    model: SharedModel[Hierarchical, Observations]
     solver: Solver
     num_rows: Float[Array, ""]
     damping: Damping
 
-    def __init__(self, model: SharedModel, num_rows: float | int, *, solver: Solver | None = None):
+    def __init__(
+        self, model: SharedModel[Hierarchical, Observations], num_rows: float | int, *, solver: Solver | None = None
+    ):
         import optax
 
         from cavity.solvers.shared_descent import SharedDescent
@@ -98,14 +101,14 @@ class InducingAverage(EntryAlgorithm):
         return SharedProblem(self.model, posterior / row, posterior, row, data, jnp.ones(()))
 
     def update(
-        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
+        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: SharedSolution[Hierarchical]
     ) -> tuple[ClientUpdate, PyTree]:
         before, cavity = problem.posterior, problem.cavity
-        phi = (cavity.shared * solution.tilted.shared).mean
-        factor = Hierarchical(problem.factor.shared, solution.tilted.conditional)
+        phi = (cavity.shared * solution.factor.shared).mean
+        factor = Hierarchical(problem.factor.shared, solution.factor.conditional)
         moved = self.model.moved(phi, before.conditional, cavity.conditional, factor.conditional)
         pulled = 0.5 * jnp.sum(self.model.prior.shared.precision * (phi - before.shared.mean) ** 2)
-        report = Report(moved + pulled, -solution.expected_loss, solution.steps, solution.converged)
+        report = Report(moved + pulled, -solution.objective, solution.steps, solution.converged)
         return ClientUpdate(InducingUpdate(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
 
     def remark_on(self, delta: InducingUpdate, data: Data) -> str | None:

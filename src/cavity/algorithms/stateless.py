@@ -41,6 +41,7 @@ from cavity.distributions.point import PointMass
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
+from cavity.solvers.requirements import require_family
 
 LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
 MAX_HALVINGS = 40
@@ -105,7 +106,7 @@ class StatelessAlgorithm(CombiningAlgorithm):
 
     @property
     def default_block(self) -> int:
-        return 1 if self.model.prior.dimension >= LARGE else super().default_block
+        return 1 if require_family(self.model, "this method", Gaussian).dimension >= LARGE else super().default_block
 
     def initial_local(self, data: Data) -> PyTree:
         return None
@@ -351,5 +352,5 @@ def _set(
     algorithm.num_rows = as_number(num_rows)
     algorithm.loss, algorithm.divergence = NegativeLogLikelihood(), KL()
     if num_rows is not None:
-        require(algorithm.num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
+        require(num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
     algorithm.solver.check(model, algorithm.loss, algorithm.divergence)

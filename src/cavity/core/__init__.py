@@ -23,33 +23,34 @@ from cavity.core.algorithm import (
     Plan,
     Schedule,
 )
-from cavity.core.distribution import Distribution
+from cavity.core.dataset import Data, pad, weighted_sum
+from cavity.core.distribution import Density, Distribution
+from cavity.core.divergence import Divergence, MultipleOfKL
 from cavity.core.hyperparameter import Hyperparameter
 from cavity.core.latent_model import LatentModel
-from cavity.core.model import (
+from cavity.core.likelihood import (
     ClosedFormMean,
-    ConjugateModel,
-    CorrectedPrior,
-    Data,
-    Encoding,
     ExpectedPower,
-    GaussianRows,
     Likelihood,
-    LinearModel,
-    Model,
     Noisy,
     OutcomeDraws,
     PowerIntegral,
+)
+from cavity.core.loss import Loss
+from cavity.core.model import (
+    ConjugateLikelihood,
+    CorrectedPrior,
+    Encoding,
+    GaussianRows,
+    LinearModel,
+    Model,
     PredictiveModel,
     PredictorDraws,
     PredictorModel,
-    PseudoRows,
     ReportedModel,
     RowModel,
-    pad,
-    weighted_sum,
 )
-from cavity.core.solver import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
+from cavity.core.solver import Problem, Solution, Solver
 
 __all__ = [
     "Algorithm",
@@ -58,10 +59,11 @@ __all__ = [
     "ClientSource",
     "ClosedFormMean",
     "CombiningAlgorithm",
-    "ConjugateModel",
+    "ConjugateLikelihood",
     "CorrectedPrior",
     "Damping",
     "Data",
+    "Density",
     "Distribution",
     "Divergence",
     "Encoding",
@@ -84,7 +86,6 @@ __all__ = [
     "PredictorDraws",
     "PredictorModel",
     "Problem",
-    "PseudoRows",
     "ReportedModel",
     "RowModel",
     "Schedule",

@@ -1,4 +1,4 @@
-"""Members of families as algebraic objects: q * t, q / t, t ** rho."""
+"""Families of distributions, whose members multiply, divide and take powers: q * t, q / t, t ** rho."""
 
 from cavity.distributions.conjugate import Beta, Dirichlet, Gamma
 from cavity.distributions.diagonal import DiagonalGaussian

@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 
 from cavity import ledger
 from cavity.algorithms.factors import FactorAlgorithm
-from cavity.core import ConjugateModel, CorrectedPrior, Data, Engine, LinearModel, Problem
+from cavity.core import CorrectedPrior, Data, Engine, LinearModel, Problem
 from cavity.core.messages import ServerState
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.quadrature import normal_nodes
@@ -137,8 +137,8 @@ def _expected_loss(algorithm: FactorAlgorithm, q: Any, data: Data) -> Float[Arra
         problem = Problem(model, algorithm.loss, algorithm.divergence, q, q, data)
         expected = rule.value(problem, q) / algorithm.divergence.weight  # pyright: ignore[reportAttributeAccessIssue]
         return expected + algorithm.log_units(data)
-    assert isinstance(model, ConjugateModel)  # only they have other families
-    factor, constant = model.likelihood_factor(data)
+    assert model.conjugate is not None  # only conjugate models have other families
+    factor, constant = model.conjugate.likelihood_factor(data)
     return -(q.cross(factor) + constant)
 
 

@@ -11,10 +11,12 @@ from jaxtyping import PyTree
 
 from cavity.core import LatentModel, LinearModel, PredictiveModel
 from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.distributions.point import PointMass
 from cavity.errors import CavityError
 from cavity.fit import local_posterior
+from cavity.solvers.requirements import require_family
 
 POINT = 1e16  # a power of a Gaussian that has the same mean, and for any use no spread
 
@@ -30,7 +32,7 @@ def predicted(fit: Any, x: PyTree, num_draws: int | None, seed: int, point: bool
     posterior = jax.tree.map(jnp.asarray, fit.posterior)
     if isinstance(posterior, PointMass):
         unit = DiagonalGaussian(posterior.location, jnp.ones_like(posterior.location))
-        posterior, point = model.prior.with_moments_of(unit), True
+        posterior, point = require_family(model, "a prediction", Gaussian).with_moments_of(unit), True
     if point:
         posterior, num_draws = _concentrated(posterior), None if isinstance(model, LinearModel) else 1
     return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)

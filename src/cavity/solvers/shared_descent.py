@@ -15,7 +15,7 @@ log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi): noise co
 know of phi is in Gaussian factors alone, without a word on how its entries hang together, so that a client can move phi
 but a little where many rows have been.
 
-So, where factors can stand in for their rows as functions of theta and phi (`SharedModel.others_stand_in`), the cavity
+So, where factors can stand in for their rows as functions of theta and phi (`SharedModel.has_surrogate_factors`), the cavity
 keeps its normaliser, and a client climbs the bound of all,
 
     E_q(phi) [ E[log p(y_k | theta)] + sum over j /= k of E[log t_j(theta, phi)] - KL(q(theta | phi) : p(theta | phi)) ]
@@ -39,23 +39,24 @@ the cavity's, all that its visits have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from cavity.core import Data, Divergence, Loss, Model, Solution, Solver
-from cavity.core.fields import as_count, as_number
-from cavity.core.shared_model import SharedModel, SharedProblem
+from cavity.core import Data, Divergence, Loss, Model, Solver
+from cavity.core.fields import Count, as_count, as_number
+from cavity.core.shared_model import SharedModel, SharedProblem, SharedSolution
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
+from cavity.distributions.pseudo import Observations
 from cavity.errors import CavityError
 from cavity.solvers.gradient import mini_batch
-from cavity.solvers.plateau import Plateau
+from cavity.solvers.optimiser import MakeOptimiser
+from cavity.solvers.plateau import Plateau, PlateauState, has_reached, updated
 
 LEAST_GAIN = -12.0  # the log of the least precision that a factor starts with
 LEAST_RATE = 0.05  # of a closed form: it averages over the last twenty samples of phi
@@ -80,7 +81,7 @@ class DescentState(eqx.Module):
 
     coordinates: Coordinates
     optimiser: PyTree
-    plateau: PyTree
+    plateau: PlateauState | None
     value: Float[Array, ""]
     steps: Int[Array, ""]
     key: PRNGKeyArray
@@ -104,7 +105,7 @@ class SharedDescent(Solver):
 
     has_long_steps: ClassVar[bool] = True
 
-    optimiser: Callable[[Any], Any] = eqx.field(static=True)
+    optimiser: MakeOptimiser = eqx.field(static=True)
     step_size: Float[Array, ""] = eqx.field(converter=as_number, default=1e-2)
     num_steps: Int[Array, ""] = eqx.field(converter=as_count, default=500)
     batch_size: int | None = eqx.field(static=True, default=None)
@@ -122,7 +123,7 @@ class SharedDescent(Solver):
         if not isinstance(model, SharedModel):
             raise CavityError(f"{type(model).__name__} shares no variational parameters; use PVI(model) for it")
 
-    def init(self, problem: SharedProblem) -> DescentState:
+    def init(self, problem: SharedProblem[Hierarchical, Observations]) -> DescentState:
         model, posterior, factor = problem.model, problem.posterior.shared, problem.factor.shared
         untouched = posterior.precision == model.prior.shared.precision
         mean = jnp.asarray(jnp.where(untouched, model.start, posterior.mean))
@@ -139,7 +140,11 @@ class SharedDescent(Solver):
         )
 
     def objective(
-        self, noise: Float[Array, " d"], problem: SharedProblem, coordinates: Coordinates, data: Data
+        self,
+        noise: Float[Array, " d"],
+        problem: SharedProblem[Hierarchical, Observations],
+        coordinates: Coordinates,
+        data: Data,
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
         """Minus what is climbed, estimated at the sample of phi that this standard normal noise makes; and it."""
         model, cavity = problem.model, problem.cavity
@@ -154,7 +159,7 @@ class SharedDescent(Solver):
         away = _kl_terms(q, model.prior.shared) + self.caution * _kl_terms(q, problem.posterior.shared)
         return jnp.sum(weight * away) - model.whole(*at) - _pulled(model, q, cavity.pull), phi
 
-    def pull(self, problem: SharedProblem, state: DescentState) -> DiagonalGaussian | None:
+    def pull(self, problem: SharedProblem[Hierarchical, Observations], state: DescentState) -> DiagonalGaussian | None:
         """What the rows say of phi beyond the factor, to second order; None where nobody asks."""
         if self.point or not problem.model.has_surrogate_factors:
             return None
@@ -177,7 +182,9 @@ class SharedDescent(Solver):
         bend = jnp.maximum(fall / square, 0.0)  # -E_q[U''] = -E_q[away U'(m + away)] / E_q[away^2]: Stein's identity
         return DiagonalGaussian(slope + bend * _held(problem.model, mean), bend)
 
-    def step(self, key: PRNGKeyArray, problem: SharedProblem, state: DescentState) -> DescentState:
+    def step(
+        self, key: PRNGKeyArray, problem: SharedProblem[Hierarchical, Observations], state: DescentState
+    ) -> DescentState:
         later = jax.random.fold_in(key, 2)  # 0 and 1 are those of the split
         batch_key, key = jax.random.split(key)
         data = problem.data if self.batch_size is None else mini_batch(batch_key, problem.data, self.batch_size)
@@ -199,34 +206,39 @@ class SharedDescent(Solver):
         rate = jnp.maximum(1.0 / (state.steps + 1.0), LEAST_RATE)
         rows = problem.data if problem.model.improves_on_all_rows else data
         own = problem.model.improved(phi, problem.cavity.conditional, moved.own, rows, rate)
-        plateau = None if self.plateau is None else self.plateau.update(state.plateau, value, value)
+        plateau = updated(self.plateau, state.plateau, value, value)
         return DescentState(replace(moved, own=own), memory, plateau, value, state.steps + 1, later)
 
     def done(self, state: DescentState) -> Bool[Array, ""]:
-        spent = state.steps >= self.num_steps
-        return spent if self.plateau is None else spent | self.plateau.reached(state.plateau)
+        return (state.steps >= self.num_steps) | has_reached(self.plateau, state.plateau)
 
-    def steps_for(self, num_rows: Any) -> Any:
+    def steps_for(self, num_rows: Count) -> int | None:
         return None if self.plateau is not None else int(self.num_steps)
 
-    def result(self, problem: SharedProblem, state: DescentState) -> Solution:
+    def result(
+        self, problem: SharedProblem[Hierarchical, Observations], state: DescentState
+    ) -> SharedSolution[Hierarchical]:
         shared = state.coordinates.shared(problem.cavity.shared)
         conditional = problem.model.conditional(state.coordinates.own)
-        return Solution(
-            tilted=Hierarchical(shared / problem.cavity.shared, conditional, self.pull(problem, state)),
-            expected_loss=state.value,
+        return SharedSolution(
+            factor=Hierarchical(shared / problem.cavity.shared, conditional, self.pull(problem, state)),
+            objective=state.value,
             steps=state.steps,
-            converged=jnp.asarray(False) if self.plateau is None else self.plateau.reached(state.plateau),
+            converged=has_reached(self.plateau, state.plateau),
         )
 
 
-def _held(model: SharedModel, mean: Float[Array, " d"]) -> Float[Array, " d"]:
+def _held(model: SharedModel[Hierarchical, Observations], mean: Float[Array, " d"]) -> Float[Array, " d"]:
     """The entries of the mean that a pull's bend penalises: those of variational parameters."""
     return jnp.where(model.is_auxiliary, mean, 0.0)
 
 
-def _pulled(model: SharedModel, q: DiagonalGaussian, pull: DiagonalGaussian) -> Float[Array, ""]:
+def _pulled(
+    model: SharedModel[Hierarchical, Observations], q: DiagonalGaussian, pull: DiagonalGaussian | None
+) -> Float[Array, ""]:
     """E_q[log pull(phi)], up to a constant; of the model's own entries only the variance feels the bend."""
+    if pull is None:
+        return jnp.zeros((), q.mean.dtype)
     squares = _held(model, q.mean) ** 2 + q.variance
     return jnp.sum(pull.precision_mean * q.mean - 0.5 * pull.precision * squares)
 

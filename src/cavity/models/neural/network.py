@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import Likelihood, PredictorModel
+from cavity.core import Likelihood, PredictiveModel, PredictorModel
 from cavity.distributions import DiagonalGaussian
 from cavity.models.function import TreeModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
 
-class NetworkModel(TreeModel, PredictorModel):
+class NetworkModel(TreeModel, PredictorModel, PredictiveModel):
     """y ~ likelihood(apply(parameters, x)), mean field. Build it with `network_model` or `equinox_model`.
 
     Attributes:
