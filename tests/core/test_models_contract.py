@@ -1,4 +1,4 @@
-"""Every model of the package against the contracts of datasets (padded, permuted, re-weighted rows) and capabilities."""
+"""Every model against the contracts of datasets (padded, permuted, re-weighted rows) and of capabilities."""
 
 import importlib
 import inspect

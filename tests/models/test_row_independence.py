@@ -147,7 +147,7 @@ def test_functions_whose_rows_depend_on_others_are_refused(name):
         return -0.5 * (y - p["slope"] * DEPENDENT[name](x)) ** 2
 
     model = function_model(log_likelihood, {"slope": 0.0})
-    with pytest.raises(CavityError, match="`log_likelihood` says of a row depends on other rows.*subclass"):
+    with pytest.raises(CavityError, match="`log_likelihood` for a row depends on other rows.*subclass"):
         cavity.run(cavity.PVI(model), {"york": (X, Y)}, rounds=1)
 
 

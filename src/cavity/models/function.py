@@ -89,8 +89,8 @@ class RowFunction(TreeModel, RowModel):
 
         if depends_on_others(answers, num_rows):
             raise CavityError(
-                "the value of `log_likelihood` for a row depends on other rows (a mean over rows, their number or "
-                f"order, the previous row); compute what is needed in advance, as a column of the data, or {WRITE_A_MODEL}"
+                "the value of `log_likelihood` for a row depends on other rows (a mean over rows, their number or order, "
+                f"the previous row); compute it in advance, as a column of the data, or {WRITE_A_MODEL}"
             )
 
 
@@ -165,5 +165,5 @@ def function_model(
     if prior is None:
         prior = gaussian_prior(len(entry_names(template)), prior_scale, family)
     if predictor is None:
-        return FunctionModel(log_likelihood, template, prior)
-    return PredictiveFunctionModel(log_likelihood, template, prior, predictor)
+        return FunctionModel(log_likelihood=log_likelihood, template=template, prior=prior)
+    return PredictiveFunctionModel(log_likelihood=log_likelihood, template=template, prior=prior, predictor=predictor)
