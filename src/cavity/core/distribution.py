@@ -10,23 +10,23 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core.fields import Number
 
-A = TypeVar("A", bound="Density")
-D = TypeVar("D", bound="Distribution")
+_A = TypeVar("_A", bound="Density")
+_D = TypeVar("_D", bound="Distribution")
 
 
 class Density(eqx.Module):
     """A density as an algebraic object, not normalised: a prior, posterior, factor or cavity, proper or not."""
 
     @abc.abstractmethod
-    def __mul__(self: A, other: A) -> A:
+    def __mul__(self: _A, other: _A) -> _A:
         """The product of two densities, not normalised."""
 
     @abc.abstractmethod
-    def __truediv__(self: A, other: A) -> A:
+    def __truediv__(self: _A, other: _A) -> _A:
         """The quotient of two densities, not normalised."""
 
     @abc.abstractmethod
-    def __pow__(self: A, exponent: Number) -> A:
+    def __pow__(self: _A, exponent: Number) -> _A:
         """The density to a power. `q ** 0` is the unit factor, which is constant in theta."""
 
     @property
@@ -55,7 +55,7 @@ class Distribution(Density):
         """The normalised log density at one theta, in nats. Raises ImproperError on an improper member."""
 
     @abc.abstractmethod
-    def kl(self: D, other: D) -> Float[Array, ""]:
+    def kl(self: _D, other: _D) -> Float[Array, ""]:
         """KL(self : other) in nats, computed so that digits do not cancel near equality."""
 
     @property
@@ -74,5 +74,10 @@ class Distribution(Density):
         """-E_self[log self], in nats."""
 
     @abc.abstractmethod
-    def cross(self: D, factor: D) -> Float[Array, ""]:
+    def cross(self: _D, factor: _D) -> Float[Array, ""]:
         """E_self[log factor(theta)] in nats; the factor is not normalised and may be improper."""
+
+
+# for other modules: bounds that are classes can be checked anywhere, names only where they are defined
+A = TypeVar("A", bound=Density)
+D = TypeVar("D", bound=Distribution)

@@ -89,8 +89,8 @@ class RowFunction(TreeModel, RowModel):
 
         if depends_on_others(answers, num_rows):
             raise CavityError(
-                "the value of `log_likelihood` for a row depends on other rows (a mean over rows, their number or order, "
-                f"the previous row); compute it in advance, as a column of the data, or {WRITE_A_MODEL}"
+                "the value of `log_likelihood` for a row depends on other rows (a mean over rows, their number or "
+                f"order, the previous row); compute it in advance, as a column of the data, or {WRITE_A_MODEL}"
             )
 
 

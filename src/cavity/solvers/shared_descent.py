@@ -15,7 +15,8 @@ log p(y_k | y of the others, phi), and not log Z(phi) = log p(y | phi): noise co
 know of phi is in Gaussian factors alone, without a word on how its entries hang together, so that a client can move phi
 but a little where many rows have been.
 
-So, where factors can stand in for their rows as functions of theta and phi (`SharedModel.has_surrogate_factors`), the cavity
+So, where factors also approximate their rows as functions of theta and phi (`SharedModel.has_surrogate_factors`), the
+cavity
 keeps its normaliser, and a client climbs the bound of all,
 
     E_q(phi) [ E[log p(y_k | theta)] + sum over j /= k of E[log t_j(theta, phi)] - KL(q(theta | phi) : p(theta | phi)) ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -241,7 +241,7 @@ class NumpyroModel(LatentModel):
         columns = {name: jnp.asarray(given[name]) for name in self.example if name in given and name != self.unit}
         absent = {name: None for name in self.example if name not in given and name != self.unit}
         num_rows = len(next(iter(columns.values())))
-        mine = labels_of(x, self.unit) if self.unit is not None and self.locals_ else list(range(num_rows))
+        mine: list[Hashable] = labels_of(x, self.unit) if self.unit is not None and self.locals_ else [*range(num_rows)]
         units = list(dict.fromkeys(mine)) if self._indexed else mine
         if self._indexed and self.unit is not None:
             columns[self.unit] = jnp.asarray([units.index(label) for label in mine])
