@@ -1,4 +1,4 @@
-"""Every abstract class of Cavity, a few methods each. Read these six files first.
+"""Every abstract class of Cavity, a few methods each, one contract per file. Read these files first.
 
 A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
 
@@ -28,6 +28,7 @@ from cavity.core.distribution import Density, Distribution
 from cavity.core.divergence import Divergence, MultipleOfKL
 from cavity.core.hyperparameter import Hyperparameter
 from cavity.core.latent_model import LatentModel
+from cavity.core.lazy_loading import listing
 from cavity.core.likelihood import (
     ClosedFormMean,
     ExpectedPower,
@@ -94,3 +95,5 @@ __all__ = [
     "pad",
     "weighted_sum",
 ]
+
+__dir__ = listing(__all__)

@@ -1,10 +1,9 @@
-"""From a dict of whatever users bring to checked, weighted rows per client."""
+"""From the dict of data that a user gives to checked, weighted rows per client."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import equinox as eqx
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.core import ClientSource, Data, LatentModel, Model
+from cavity.core.types import Leaf
 from cavity.errors import DataError
 
 
@@ -23,7 +23,7 @@ class Weighted(eqx.Module):
     """
 
     batch: PyTree
-    weight: Any
+    weight: Leaf | Sequence[float]
 
 
 def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -> dict[str, Data]:
@@ -38,12 +38,12 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
         raise DataError("there are no clients; give a dict with at least one name -> data")
     prepared, owned = {}, owned_rows(model)
     for name, value in clients.items():
-        if name in owned:  # these clients were prepared before
+        if name in owned:  # these clients have been prepared already
             continue
         if not isinstance(name, str):
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
         prepared[name] = prepare_client(model, name, value)
-    if not model.has_kinds:  # kinds have been told apart by their columns
+    if not model.has_kinds:  # kinds differ in their columns
         _check_agreement(prepared)
     check_units(unit_labels(model, clients))
     _warn_if_one_class(prepared)
@@ -51,7 +51,7 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
 
 
 def owned_rows(model: Model | LatentModel) -> dict[str, Data]:
-    """Rows whose owner is the server: what of the prior is outside the family."""
+    """Rows that the server owns: the part of the prior outside the family."""
     return {} if isinstance(model, LatentModel) else model.server_entries()
 
 
@@ -64,10 +64,7 @@ def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data
 
 
 class Prepared(ClientSource):
-    """A source whose clients' data are checked against the model as they are loaded, as those of a dict are.
-
-    The server's own rows come with them.
-    """
+    """A source whose data are checked against the model when they are loaded; it includes the server's own rows."""
 
     def __init__(self, model: Model | LatentModel, raw: ClientSource):
         self._model, self._raw, self._owned = model, raw, owned_rows(model)
@@ -101,7 +98,7 @@ def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     if isinstance(value, (tuple, list, Mapping)) and any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(value)):
         raise DataError("it has no rows; leave this client out")
     batch, units = model.prepare(value), None
-    if isinstance(batch, Data):  # a model with local latents says which units the rows belong to
+    if isinstance(batch, Data):  # a model with local latents returns the units of the rows too
         batch, units = batch.batch, batch.units
     num_rows = len(jax.tree.leaves(batch)[0])
     if num_rows == 0:
@@ -115,11 +112,11 @@ def as_data(model: Model | LatentModel, value: PyTree) -> Data:
 
 
 def _check_agreement(prepared: Mapping[str, Data]) -> None:
-    """All clients have the same arrays with the same columns, as the first one has them."""
+    """Raise DataError unless all clients have the same arrays with the same columns as the first one."""
     (first, reference), *others = prepared.items()
     for name, data in others:
         if jax.tree.structure(data.batch) != jax.tree.structure(reference.batch):
-            raise DataError(f"client {name!r}: its data have another structure than those of client {first!r}")
+            raise DataError(f"client {name!r}: its data have a different structure from those of client {first!r}")
         pairs = zip(jax.tree.leaves(data.batch), jax.tree.leaves(reference.batch), strict=True)
         for mine, theirs in pairs:
             if mine.shape[1:] != theirs.shape[1:]:
@@ -129,7 +126,9 @@ def _check_agreement(prepared: Mapping[str, Data]) -> None:
                 )
 
 
-def unit_labels(model: Any, clients: Any) -> dict[str, tuple[Any, ...]]:
+def unit_labels(
+    model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource
+) -> dict[str, tuple[Hashable, ...]]:
     """The names of each client's units, for models with local latents; empty for all others."""
     if not isinstance(model, LatentModel) or not isinstance(clients, Mapping):
         return {}
@@ -138,20 +137,20 @@ def unit_labels(model: Any, clients: Any) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(found) for name, found in labels.items() if found is not None}
 
 
-def check_units(labels: Mapping[str, tuple[Any, ...]]) -> None:
-    """A unit with rows at two silos would have two sets of latents, and its prior would count twice."""
-    home: dict[Any, str] = {}
+def check_units(labels: Mapping[str, tuple[Hashable, ...]]) -> None:
+    """Raise DataError where a unit has rows at two clients: its prior would count twice."""
+    home: dict[Hashable, str] = {}
     for name, units in labels.items():
         for label in units:
             if home.setdefault(label, name) != name:
                 raise DataError(
-                    f"the unit {label!r} has rows at {home[label]!r} and at {name!r}; its latents can stay at one silo "
-                    "only: move its rows there, or give it another name where it is another unit"
+                    f"the unit {label!r} has rows at {home[label]!r} and at {name!r}, but its latents belong to one "
+                    "client: move its rows there, or rename it where it is a different unit"
                 )
 
 
 def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
-    """One class at one client is ordinary; over all clients it means that nothing can be learned about it."""
+    """Warn if all clients together have one outcome only; at a single client that is common."""
     batches = [data.batch for data in prepared.values()]
     if not all(isinstance(batch, tuple) and len(batch) == 2 for batch in batches):
         return
@@ -165,10 +164,12 @@ def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
 
 
 def split_by_size(clients: Mapping[str, PyTree], min_rows: int) -> tuple[dict[str, PyTree], dict[str, int]]:
-    """Those with at least `min_rows` rows, and the number of rows of the others.
+    """Split clients by their number of rows.
 
-    A factor of a client with hardly more rows than coefficients nearly gives its rows away, so a study refuses
-    small clients unless it says otherwise.
+    The factor of a client with few rows can reveal them, so a study refuses small clients by default.
+
+    Returns:
+        The clients with at least `min_rows` rows, and the number of rows of the others.
     """
     sizes = {name: len(jax.tree.leaves(data)[0]) for name, data in clients.items()}
     admitted = {name: data for name, data in clients.items() if sizes[name] >= min_rows}

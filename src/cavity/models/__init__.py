@@ -1,4 +1,4 @@
-"""Prior, predictor and likelihood together."""
+"""Models: a prior and a likelihood of a client's rows."""
 
 from __future__ import annotations
 

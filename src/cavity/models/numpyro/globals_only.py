@@ -139,7 +139,7 @@ def as_rows(model: Model | LatentModel, family: Family = FullGaussian) -> Model:
     if not isinstance(model, NumpyroModel):
         raise CavityError(f"this method takes a prior and a likelihood of rows, not {type(model).__name__}; use SFVI")
     if sites := ", ".join(latent.name for kind in model.kinds for latent in kind.locals_):
-        raise CavityError(f"{sites} stay at their silo, and this method has global latents alone; use SFVI")
+        raise CavityError(f"{sites} stay at their client, and this method has global latents only; use SFVI")
     if model.learned:
         raise CavityError(f"{', '.join(model.learned)} are learned, which SFVI does; or give them a prior")
     if sites := ", ".join(name for kind in model.kinds for name in kind.drawn):

@@ -37,13 +37,13 @@ def check_rows(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: Se
             name = name or site
     if name is not None:
         raise CavityError(
-            f"the value of site {name!r} for a row or unit depends on others at the same client (a mean over rows, their "
-            "number or order, the previous row, latents of other units); compute it in advance, as a column"
+            f"the value of site {name!r} for a row or unit depends on others at the same client (a mean over rows, "
+            "their number or order, the previous row, latents of other units); compute it in advance, as a column"
         )
     for site, expected in alone.items():
         if np.isfinite(expected).all() and not np.isfinite(padded[site]).all():
             raise CavityError(
-                f"the site {site!r} is not finite for a unit without rows, which clients are padded with; let the model "
+                f"the site {site!r} is not finite for a unit without rows, as used for padding; let the model "
                 "give such a unit a finite value, such as 0"
             )
 
@@ -99,7 +99,7 @@ class _Probe:
             found = [self._terms(given, len(whose), z, jnp.asarray(self._own[whose])) for z in self._at]
         except (TypeError, ValueError) as error:
             raise CavityError(
-                f"the model cannot be computed with {len(company.rows)} rows, but clients have different numbers of rows: "
+                f"the model cannot be computed with {len(company.rows)} rows, but clients have different numbers: "
                 f"{error}"
             ) from None
         return jax.tree.map(lambda *parts: np.stack(parts, axis=1), *found)
