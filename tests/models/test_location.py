@@ -73,7 +73,7 @@ def test_in_one_dimension_it_is_an_intercept():
 
 
 def test_how_it_is_built():
-    np.testing.assert_allclose(normal_location(2, noise_sd=[1.0, 2.0]).noise.root, np.diag([1.0, 2.0]))
+    np.testing.assert_allclose(normal_location(2, noise_sd=[1.0, 2.0]).likelihood.root, np.diag([1.0, 2.0]))
     assert isinstance(normal_location(2, family=DiagonalGaussian).prior, DiagonalGaussian)
     assert isinstance(cavity.PVI(normal_location(2)).solver, Conjugate)
     assert isinstance(cavity.PVI(normal_location(2, family=DiagonalGaussian)).solver, NaturalGradient)

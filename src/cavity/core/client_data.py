@@ -127,7 +127,7 @@ def _check_agreement(prepared: Mapping[str, Data]) -> None:
 
 
 def unit_labels(
-    model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource
+    model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource | None
 ) -> dict[str, tuple[Hashable, ...]]:
     """The names of each client's units, for models with local latents; empty for all others."""
     if not isinstance(model, LatentModel) or not isinstance(clients, Mapping):

@@ -6,7 +6,7 @@ precision of its problem.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import overload
 
 import jax.numpy as jnp
@@ -24,18 +24,20 @@ Count = int | np.integer | Leaf  # one whole number
 @overload
 def as_number(value: None) -> None: ...
 @overload
-def as_number(value: Number) -> Array: ...
-def as_number(value: Number | None) -> Array | None:
+def as_number(value: Number | Sequence[float]) -> Array: ...
+def as_number(value: Number | Sequence[float] | None) -> Array | None:
     """A real number as an array leaf; None stays None."""
     return None if value is None else jnp.asarray(value, float)
 
 
-def as_count(value: Number) -> Array:
+def as_count(value: Number | Sequence[int]) -> Array:
     """A whole number as an array leaf."""
     return jnp.asarray(value, int)
 
 
-def require(value: Number, holds: Callable[[np.ndarray], bool | np.bool_ | np.ndarray], message: str) -> None:
+def require(
+    value: Number | Sequence[float], holds: Callable[[np.ndarray], bool | np.bool_ | np.ndarray], message: str
+) -> None:
     """Check a number that a user gave. A traced number is not checked.
 
     Args:
@@ -55,6 +57,6 @@ def require(value: Number, holds: Callable[[np.ndarray], bool | np.bool_ | np.nd
         raise CavityError(f"{message}, not {number}")
 
 
-def is_traced(value: Number) -> bool:
+def is_traced(value: Number | Sequence[float]) -> bool:
     """Whether a number is only known when a compiled function runs."""
     return isinstance(value, Tracer)

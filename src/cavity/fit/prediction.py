@@ -28,7 +28,10 @@ def predicted(fit: Any, x: PyTree, num_draws: int | None, seed: int, point: bool
         z, _ = local_posterior.global_draws(model, fit.posterior, num_draws or local_posterior.DEFAULT_DRAWS, seed)
         return local_posterior.predict_rows(model, fit.posterior, z, x, seed)
     if not isinstance(model, PredictiveModel):
-        raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
+        raise CavityError(
+            f"{type(model).__name__} has no predictions (a function model needs `predictor=`); look at `fit.posterior` "
+            "instead"
+        )
     posterior = jax.tree.map(jnp.asarray, fit.posterior)
     if isinstance(posterior, PointMass):
         unit = DiagonalGaussian(posterior.location, jnp.ones_like(posterior.location))

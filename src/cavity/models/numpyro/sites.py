@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -23,6 +23,7 @@ Arguments = Mapping[str, Leaf | int | None]  # what a model function is called w
 Site = dict[str, Any]  # NumPyro's record of a site, whose values have no declared types
 
 
+@runtime_checkable
 class Frame(Protocol):
     """A plate around a site, as NumPyro records it."""
 
