@@ -10,7 +10,7 @@ import cavity
 from cavity.core import Data
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.errors import CavityError, DataError
-from cavity.likelihoods import GaussianNoise
+from cavity.likelihoods import GaussianVector
 from cavity.models import NormalLocation, linear_regression, normal_location
 from cavity.solvers import Conjugate, NaturalGradient
 
@@ -90,6 +90,6 @@ def test_how_it_is_built():
         with pytest.raises(CavityError, match=reason):
             normal_location(2, **wrong)
     with pytest.raises(CavityError, match="dimension 2, the noise 1"):
-        NormalLocation(prior, GaussianNoise(1.0))
+        NormalLocation(prior, GaussianVector.from_covariance(np.eye(1)))
     with pytest.raises(DataError, match="the location has 2 entries"):
         normal_location(2).prepare(Y[:, :1])

@@ -58,12 +58,29 @@ def numeric_vector(y: PyTree) -> np.ndarray:
 
 def network_rows(value: PyTree, num_features: int) -> tuple[np.ndarray, np.ndarray]:
     """A pair (x, y) for a network: features in single precision, outcomes as numbers, or a DataError."""
-    if not (isinstance(value, (tuple, list)) and len(value) == 2):
-        raise DataError("a network needs a pair (x, y)")
-    x, y = network_features(value[0], num_features), numeric_vector(value[1])
+    features, outcomes = pair(value, "a network needs a pair (x, y)")
+    return same_rows(network_features(features, num_features), numeric_vector(outcomes))
+
+
+def pair(value: PyTree, message: str) -> tuple[PyTree, PyTree]:
+    """The two entries of a tuple or list of length 2; otherwise a DataError with this message."""
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return value[0], value[1]
+    raise DataError(message)
+
+
+def same_rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Features and outcomes, which must have the same number of rows; otherwise a DataError."""
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
     return x, y
+
+
+def feature_names(features: int | Sequence[str]) -> tuple[str, ...]:
+    """The names of the features: as they are given, or x1, x2, ... where their number is given."""
+    if isinstance(features, int):
+        return tuple(f"x{j}" for j in range(1, features + 1))
+    return tuple(features)
 
 
 def network_features(x: PyTree, num_features: int) -> np.ndarray:

@@ -52,7 +52,7 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
 
 def owned_rows(model: Model | LatentModel) -> dict[str, Data]:
     """Rows that the server owns: the part of the prior outside the family."""
-    return {} if isinstance(model, LatentModel) else model.server_entries()
+    return model.server_entries()
 
 
 def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data:
@@ -87,14 +87,11 @@ class Prepared(ClientSource):
 
 def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     """One client's rows in the model's form, with weights."""
-    weight = None
-    if isinstance(value, Weighted):
-        try:
-            value, weight = value.batch, np.asarray(value.weight, float)
-        except (TypeError, ValueError):
-            raise DataError("its weights must be numbers, one per row") from None
-    elif isinstance(value, Data):
-        value, weight = value.batch, np.asarray(value.weight)
+    value, given = _unweighted(value)
+    try:
+        weight = None if given is None else np.asarray(given, float)
+    except (TypeError, ValueError):
+        raise DataError("its weights must be numbers, one per row") from None
     if isinstance(value, (tuple, list, Mapping)) and any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(value)):
         raise DataError("it has no rows; leave this client out")
     batch, units = model.prepare(value), None
@@ -109,6 +106,11 @@ def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     if not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise DataError("its weights must be finite and not negative")
     return Data(batch, weight, np.asarray(num_rows), units)
+
+
+def _unweighted(value: PyTree) -> tuple[PyTree, Leaf | Sequence[float] | None]:
+    """A client's rows, and their weights where it gave some."""
+    return (value.batch, value.weight) if isinstance(value, (Weighted, Data)) else (value, None)
 
 
 def _check_agreement(prepared: Mapping[str, Data]) -> None:
@@ -130,9 +132,9 @@ def unit_labels(
     model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource | None
 ) -> dict[str, tuple[Hashable, ...]]:
     """The names of each client's units, for models with local latents; empty for all others."""
-    if not isinstance(model, LatentModel) or not isinstance(clients, Mapping):
+    if not isinstance(clients, Mapping):
         return {}
-    raw = {name: value.batch if isinstance(value, (Weighted, Data)) else value for name, value in clients.items()}
+    raw = {name: _unweighted(value)[0] for name, value in clients.items()}
     labels = {name: model.unit_labels(value) for name, value in raw.items()}
     return {name: tuple(found) for name, found in labels.items() if found is not None}
 

@@ -63,6 +63,10 @@ class LatentModel(eqx.Module):
         """Whether clients may differ in their columns."""
         return False
 
+    def server_entries(self) -> dict[str, Data]:
+        """Rows that the server owns: none, since the prior of Z_G is the server's part in any case."""
+        return {}
+
     def alone(self, data: Data) -> LatentModel:
         """The model for the columns of this client alone."""
         return self

@@ -8,6 +8,7 @@ the parts of a model, such as a conjugate likelihood, is an object that the mode
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic
 
 import equinox as eqx
@@ -78,6 +79,10 @@ class Model(eqx.Module):
     def server_entries(self) -> dict[str, Data]:
         """The part of the prior outside the family, as rows that the server owns: name -> data. Mostly empty."""
         return {}
+
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
+        """The names of a client's units: none, as there are no local latents."""
+        return None
 
     @property
     def conjugate(self) -> ConjugateLikelihood | None:

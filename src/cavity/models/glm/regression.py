@@ -25,7 +25,7 @@ from cavity.core import (
     PredictorDraws,
     ReportedModel,
 )
-from cavity.core.checks import numeric_matrix, numeric_vector
+from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
 from cavity.core.fields import Number, require
 from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
@@ -123,10 +123,7 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
             x, y = _x_and_y(batch)
         else:
             x, y = self.encoding.rows(batch)
-        x = numeric_matrix(x, self.features)
-        y = numeric_vector(y)
-        if len(x) != len(y):
-            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        x, y = same_rows(numeric_matrix(x, self.features), numeric_vector(y))
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
@@ -216,9 +213,7 @@ def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
         if missing:
             raise DataError(f"a regression needs the entries 'x' and 'y'; {sorted(missing)} is missing")
         return batch["x"], batch["y"]
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise DataError("a regression needs a pair (x, y) or a dict with 'x' and 'y'")
+    return pair(batch, "a regression needs a pair (x, y) or a dict with 'x' and 'y'")
 
 
 def gaussian_prior(dimension: int, scale: Scales, family: type[Gaussian] | None = None) -> Gaussian:
@@ -240,12 +235,6 @@ def gaussian_prior(dimension: int, scale: Scales, family: type[Gaussian] | None 
     return family.independent(zeros, jnp.broadcast_to(variance, (dimension,)))
 
 
-def _feature_names(features: int | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(features, int):
-        return tuple(f"x{j}" for j in range(1, features + 1))
-    return tuple(features)
-
-
 def _regression(
     likelihood: Likelihood,
     features: int | Sequence[str],
@@ -256,7 +245,7 @@ def _regression(
     outputs: tuple[str, ...] = ("",),
     constant: tuple[bool, ...] = (False,),
 ) -> Regression:
-    names = _feature_names(features)
+    names = feature_names(features)
     width = len(names) + int(intercept)
     dimension = sum(1 if c else width for c in constant)
     prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior

@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Likelihood, Noisy, PredictiveModel, ReportedModel
-from cavity.core.checks import numeric_matrix, numeric_vector
+from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
 from cavity.core.fields import Number, require
 from cavity.core.shared_model import SharedModel
 from cavity.core.types import Leaf
@@ -173,11 +173,8 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
 
     def rows(self, batch: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and outcomes, of however many rows."""
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            raise DataError("a Gaussian process needs a pair (x, y)")
-        x, y = numeric_matrix(batch[0], self.features), numeric_vector(batch[1])
-        if len(x) != len(y):
-            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        inputs, outcomes = pair(batch, "a Gaussian process needs a pair (x, y)")
+        x, y = same_rows(numeric_matrix(inputs, self.features), numeric_vector(outcomes))
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
@@ -282,7 +279,7 @@ def sparse_gp(
     """
     from cavity.models.gp.kernels import positive_leaves, squared_exponential
 
-    names = tuple(f"x{j + 1}" for j in range(features)) if isinstance(features, int) else tuple(features)
+    names = feature_names(features)
     if not names:
         raise CavityError("a Gaussian process needs at least one input")
     require(jitter, lambda jitter: jitter >= 0, "the jitter must not be negative")

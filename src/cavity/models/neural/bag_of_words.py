@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, DTypeLike, Float, PyTree
 
 from cavity.core import Likelihood, PredictorModel
+from cavity.core.checks import pair
 from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian
 from cavity.errors import DataError
@@ -46,9 +47,7 @@ class BagOfWords(PredictorModel):
         return jnp.einsum("nl,nlk->nk", share, weights[jnp.maximum(words, 0)]), tags
 
     def prepare(self, batch: PyTree) -> PyTree:
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            raise DataError("give a pair (words, tags)")
-        words, tags = (np.asarray(part) for part in batch)
+        words, tags = (np.asarray(part) for part in pair(batch, "give a pair (words, tags)"))
         if words.ndim != 2 or not np.issubdtype(words.dtype, np.integer):
             raise DataError("words must be whole numbers, one row per text, padded with -1")
         if words.size and (words.min() < -1 or words.max() >= self.num_words):
