@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.core import ClientSource, Data, LatentModel, Model
-from cavity.core.types import Leaf
 from cavity.errors import DataError
 
 
@@ -23,7 +22,7 @@ class Weighted(eqx.Module):
     """
 
     batch: PyTree
-    weight: Leaf | Sequence[float]
+    weight: PyTree  # checked when the rows are prepared
 
 
 def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -> dict[str, Data]:
@@ -108,7 +107,7 @@ def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     return Data(batch, weight, np.asarray(num_rows), units)
 
 
-def _unweighted(value: PyTree) -> tuple[PyTree, Leaf | Sequence[float] | None]:
+def _unweighted(value: PyTree) -> tuple[PyTree, PyTree]:
     """A client's rows, and their weights where it gave some."""
     return (value.batch, value.weight) if isinstance(value, (Weighted, Data)) else (value, None)
 
