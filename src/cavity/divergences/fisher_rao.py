@@ -39,15 +39,15 @@ class FisherRao(Divergence):
                 f"{type(family).__name__}. Give the model `family=DiagonalGaussian`, or use another divergence"
             )
 
-    def __call__(self, q: GaussianDensity, p: DiagonalGaussian) -> Float[Array, ""]:
+    def __call__(self, q: GaussianDensity, p: GaussianDensity) -> Float[Array, ""]:
         self.check(q)
         return _distance(q, require_proper(p, "take the Fisher-Rao distance from"))
 
-    def objective(self, q: GaussianDensity, p: DiagonalGaussian) -> Float[Array, ""]:
+    def objective(self, q: GaussianDensity, p: GaussianDensity) -> Float[Array, ""]:
         return _distance(q, p)
 
 
-def _distance(q: GaussianDensity, p: DiagonalGaussian) -> Float[Array, ""]:
+def _distance(q: GaussianDensity, p: GaussianDensity) -> Float[Array, ""]:
     ours, theirs = jnp.sqrt(q.variance), jnp.sqrt(p.variance)
     x = (0.5 * (q.mean - p.mean) ** 2 + (ours - theirs) ** 2) / (2.0 * ours * theirs)
     return _root(jnp.sum(8.0 * _squared_arsinh(0.5 * x)))
