@@ -57,6 +57,7 @@ from cavity.distributions.point import PointMass
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
+from cavity.solvers.requirements import require_family
 
 LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
 
