@@ -577,7 +577,7 @@ class TestStudies:
         ("extra", "why"),
         [
             ("", "its factor has the negative precision"),
-            ('[algorithm]\nfactors = "clients"\n', "its change alone makes the posterior improper"),
+            ('[algorithm]\nfactors = "clients"\n', "its update alone makes the posterior improper"),
         ],
         ids=["server-held", "client-held"],
     )
