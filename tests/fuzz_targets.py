@@ -10,6 +10,7 @@ import pytest
 
 import cavity
 from cavity import ledger
+from cavity.core import Engine
 from cavity.core.messages import ClientState, ClientUpdate, Pending, Reply, Report, ServerState
 from cavity.errors import CheckpointError
 from cavity.io import serialization
@@ -172,7 +173,7 @@ class NotWritten(SentLog):
         pass
 
 
-class Solved:
+class Solved(Engine):
     """In place of the engine at a client, whose solves take a thousand times as long as what is looked at here."""
 
     def __init__(self, algorithm, clients, **options):

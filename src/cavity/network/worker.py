@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core import Algorithm, Data
+from cavity.core import Algorithm, Data, Engine
 from cavity.core.messages import ClientState, Message, Reply
 from cavity.errors import CavityError, DataError, ProtocolError, printable
 from cavity.io import serialization
@@ -110,7 +110,7 @@ class _Prepared:
     run: str
     run_config: bytes
     config: ClientConfig
-    engine: LocalEngine
+    engine: Engine
 
 
 class Worker:
