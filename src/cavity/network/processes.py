@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -92,7 +93,8 @@ def require_free_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise CavityError(f"{host}:{port}: port already in use ({error.strerror}); choose another --port") from None
+            problem = "port already in use" if error.errno == errno.EADDRINUSE else f"cannot listen ({error.strerror})"
+            raise CavityError(f"{host}:{port}: {problem}; choose another --host or --port") from None
 
 
 def listens(host: str, port: int) -> bool:
