@@ -1,4 +1,4 @@
-"""What section 5.3 of the PVI paper compares on images, each method a choice of parts (docs/kin.md).
+"""What section 5.3 of the PVI paper compares on images, each method a choice of parts (docs/methods.md).
 
 Their local solves are gradient descent with steps that fall to nothing. Where clients have many rows that is Adam. With
 a hundred clients of two digits each it is the natural gradient: Adam moves every weight by its step size, however small

@@ -7,7 +7,7 @@ family), both with N(0, 1) on every coefficient, and a perceptron with two hidde
 weights are N(0, 0.3^2): with the paper's N(0, 1) scales take some ten thousand steps to find their place, and
 validation is no better.
 
-All methods are choices of parts (docs/kin.md). Global VI is the same solver with all rows at one client; in a
+All methods are choices of parts (docs/methods.md). Global VI is the same solver with all rows at one client; in a
 federation each of its gradient steps would be an exchange with every client, which is how it is drawn.
 
 Stays are split by patient: three fifths to train, one fifth to validate, one fifth to test. Missing values become the

@@ -1,7 +1,7 @@
 """Federated MNIST (PVI; Ashman et al., 2022, section 5.3 and appendix E.3): a Bayesian perceptron and its pruning.
 
 One hidden layer of 200, mean field. Two splits: ten clients alike, and a hundred clients with two digits each. Every
-method is a choice of parts (docs/kin.md); pooled VI has all rows at one client. It is the reference of both splits: as
+method is a choice of parts (docs/methods.md); pooled VI has all rows at one client. It is the reference of both splits: as
 many rows pass through its gradient steps as through those of PVI's clients together, 200 epochs.
 
 A weight is pruned where KL(q(theta_i) : p(theta_i)) < 0.1 (note 14). Under the paper's prior, N(0, 1), PVI is fitted
