@@ -1,4 +1,4 @@
-"""What receives messages and files, as the fuzzer calls it: the server, a client, and the readers of files."""
+"""The targets of the fuzzer: a server, a client, and the readers of files."""
 
 import random
 from collections import Counter
@@ -39,7 +39,7 @@ id = "line-1"
 clients = ["leeds", "york"]
 scaling = "federated"
 [model]
-kind = "linear"
+family = "linear"
 formula = "y ~ x + z"
 noise_sd = 0.7
 [columns.y]
@@ -51,11 +51,11 @@ type = "number"
 [run]
 rounds = 3
 """
-RECEIVED_EVERY = 20  # of the accepted replies one goes on to the ledger, which takes longer
+RECEIVED_EVERY = 20  # one in so many accepted replies is passed to the ledger, which takes longer
 
 
 class Escaped(Exception):
-    """Another exception than those that are refusals."""
+    """An exception that is not a refusal."""
 
 
 def tables():
@@ -64,10 +64,10 @@ def tables():
 
 
 class Receivers:
-    """A server and a client of one study, with messages of every kind to start from.
+    """A server and a client of one study, with a valid message of every kind.
 
     Args:
-        folder: for what the client keeps.
+        folder: for the state of the client.
     """
 
     def __init__(self, folder: Path):
@@ -98,22 +98,22 @@ class Receivers:
         work = {"message": self.message, "setting": RunConfig(self.scaling), "notice": ""}
         files = {"summary.csv": np.frombuffer(b"parameter,mean\n", np.uint8)}
         self.to_server = {
-            "greeting": self._letter(Kind.HERE, settings),
-            "reply": self._letter(Kind.REPLY, {"reply": self.reply}),
-            "totals": self._letter(Kind.TOTALS, {"sums": sums(self.study, self.tables["leeds"])}),
-            "refusal": self._letter(Kind.REFUSAL, {"reason": "no time"}),
-            "leaving": self._letter(Kind.LEAVING, {}),
+            "greeting": self._parts_of(Kind.HERE, settings),
+            "reply": self._parts_of(Kind.REPLY, {"reply": self.reply}),
+            "totals": self._parts_of(Kind.TOTALS, {"sums": sums(self.study, self.tables["leeds"])}),
+            "refusal": self._parts_of(Kind.REFUSAL, {"reason": "no time"}),
+            "leaving": self._parts_of(Kind.LEAVING, {}),
         }
         self.to_client = {
-            "hello": self._letter(Kind.HELLO, {**settings, "notice": ""}),
-            "work": self._letter(Kind.WORK, work),
-            "sums": self._letter(Kind.SUMS, {"scaling": None}),
-            "sums of the matrix": self._letter(Kind.SUMS, {"scaling": replace(self.scaling, design=())}),
-            "no": self._letter(Kind.NO, {"reason": "no room"}),
-            "end": self._letter(Kind.END, {"files": files}),
+            "hello": self._parts_of(Kind.HELLO, {**settings, "notice": ""}),
+            "work": self._parts_of(Kind.WORK, work),
+            "sums": self._parts_of(Kind.SUMS, {"scaling": None}),
+            "sums of the matrix": self._parts_of(Kind.SUMS, {"scaling": replace(self.scaling, design=())}),
+            "no": self._parts_of(Kind.NO, {"reason": "no room"}),
+            "end": self._parts_of(Kind.END, {"files": files}),
         }
 
-    def _letter(self, kind, body):
+    def _parts_of(self, kind, body):
         envelope = Envelope(kind.value, self.terms.identity.hash, "run", "leeds", body)
         content = encode(envelope, lambda content: b"")
         return Parts.of(content[content.index(b"PK\x03\x04") :])
@@ -128,7 +128,7 @@ class Receivers:
         return worker
 
     def served(self, kind: str, content: bytes, name: str = "leeds") -> bool:
-        """Give a message to the server; whether it was accepted."""
+        """Pass a message to the server; returns whether it was accepted."""
         data, self.session.homes, self.session.leaving = fuzzing.signed(name, content), {}, set()
         delivery = Delivery("1", data)
         if kind == "greeting":
@@ -153,27 +153,27 @@ class Receivers:
         return reply is not None
 
     def answered(self, content: bytes, name: str = "leeds") -> bool:
-        """Give a message to the client; whether it was answered with something else than a refusal."""
+        """Pass a message to the client; returns whether the reply is not a refusal."""
         self.worker.over, self.worker.guard = "", Forgetful(self.folder, self.terms.identity.hash)
         return b'"refusal"' not in self.worker.handle(fuzzing.signed(name, content))
 
 
 class Forgetful(Guard):
-    """A guard that writes nothing, so that every message is as the first one to it."""
+    """A guard that stores nothing, so that it treats every message as the first."""
 
     def _put(self, file, content):
         pass
 
 
 class NotWritten(SentLog):
-    """In place of the log of what was sent."""
+    """In place of the log of sent messages."""
 
     def note(self, kind, content, **details):
         pass
 
 
 class Solved:
-    """In place of the engine at a client, whose solves take a thousand times as long as what is looked at here."""
+    """In place of the engine of a client, whose solves take a thousand times as long as the checks tested here."""
 
     def __init__(self, algorithm, clients, **options):
         (self._name,), self._algorithm = clients, algorithm
@@ -190,7 +190,7 @@ class Solved:
 
 
 def without_solves(patch: pytest.MonkeyPatch) -> None:
-    """No solves at the client, and no fault of it that only its log would show."""
+    """Replace the solves of the client, and raise its unexpected exceptions, which it would only log."""
 
     def escaped(*args):
         raise Escaped
@@ -200,7 +200,7 @@ def without_solves(patch: pytest.MonkeyPatch) -> None:
 
 
 class Files:
-    """Readers of files, with files of every kind to start from.
+    """Readers of files, with a valid file of every kind.
 
     Args:
         folder: for the file that is read.
@@ -231,7 +231,7 @@ class Files:
         (folder / "runs" / "run").mkdir(parents=True, exist_ok=True)
 
     def read(self, kind: str, content: bytes) -> bool:
-        """Whether a file with this content is accepted; raises what is neither that nor a CheckpointError."""
+        """Whether a file with this content is accepted; any exception other than CheckpointError is raised."""
         try:
             if kind == "client":
                 (self.folder / "runs" / "run" / "00000001.npz").write_bytes(content)
@@ -249,7 +249,7 @@ class Files:
 
 
 def play_messages(receivers: Receivers, rng: random.Random, seen: Counter) -> None:
-    """One changed message to whoever it is for."""
+    """Send one changed message to its receiver."""
     if rng.random() < 0.7:
         kind = rng.choices(list(receivers.to_server), (3, 6, 3, 1, 1))[0]
         accepted = receivers.served(kind, fuzzing.changed(receivers.to_server[kind], rng))
@@ -260,7 +260,7 @@ def play_messages(receivers: Receivers, rng: random.Random, seen: Counter) -> No
 
 
 def play_files(files: Files, rng: random.Random, seen: Counter) -> None:
-    """One changed file to whoever reads such files."""
+    """Give one changed file to its reader."""
     kind = rng.choices(list(files.kinds), (4, 4, 1, 1))[0]
     accepted = files.read(kind, fuzzing.changed(files.kinds[kind], rng))
     seen[f"{kind} {'accepted' if accepted else 'refused'}"] += 1

@@ -1,7 +1,7 @@
-"""Messages and files that somebody with the right key has made wrong: changed inside, then sealed and signed again.
+"""Messages and files that a holder of the right key has changed inside, then sealed and signed again.
 
-A change to bytes on their way ends at the checksum and proves nothing. Here the manifest, the arrays and the container
-are changed before they are sealed and signed, so that all the code behind these checks sees them.
+A change to the bytes in transit fails at the checksum, and so tests nothing else. Here the manifest, the arrays and the
+container are changed before they are sealed and signed, so that all the code behind these checks is reached.
 """
 
 import hashlib
@@ -13,7 +13,9 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 
+from cavity.core.messages import Acknowledgement, Report, Roster
 from cavity.io import serialization
+from cavity.io.type_table import name_of, table
 from cavity.network import protocol
 
 WIDE = struct.Struct("<4s5H3I2HHHQQ")  # of an entry, as numpy writes it
@@ -27,13 +29,16 @@ TOKENS = [
     '{"float": "inf"}', '{"float": "-inf"}', '{"float": "0x1p+9999"}', '{"float": "0x1.8p+1000"}', '{"float": "one"}',
     '{"float": "-0x1.0p+0"}', '{"dict": [["a", 1], ["a", 2]]}', '{"dict": [["a", 1]]}', '{"tuple": ["x", "y"]}',
     '{"array": "manifest"}', '{"array": "nothing"}', '{"list": [{"list": [{"list": []}]}]}', '{"a": 1, "a": 2}',
-    '{"module": "cavity.core.messages:Settlement", "fields": {"sequence": 1, "exponent": {"float": "0x1p+0"}}}',
-    '{"module": "cavity.core.messages:Roster", "fields": {"names": {"tuple": []}}}',
-    '{"module": "cavity.cli.main:app", "fields": {}}', '{"module": "os:system", "fields": {}}',
-    '{"module": "cavity_experiments.runner:Result", "fields": {}}',
-    '{"namedtuple": "cavity.core.messages:Report", "fields": {}}',
+    f'{{"type": "{name_of(Acknowledgement)}", "fields": {{"sequence": 1, "exponent": {{"float": "0x1p+0"}}}}}}',
+    f'{{"type": "{name_of(Roster)}", "fields": {{"names": {{"tuple": []}}}}}}',
+    f'{{"type": "{name_of(Report)}", "fields": {{}}}}', f'{{"type": "{name_of(Report)}0", "fields": {{}}}}',
+    '{"type": "core.report", "fields": {}}',
+    '{"type": "optax.empty_state/1", "fields": {}}', '{"type": "user:Anything", "fields": {}}',
+    '{"type": "cavity.core.messages:Report", "fields": {}}', '{"type": "cavity.cli.main:app", "fields": {}}',
+    '{"type": "os:system", "fields": {}}', '{"type": "cavity_experiments.runner:Result", "fields": {}}',
+    '{"namedtuple": "core.report/1", "fields": {}}', '{"module": "cavity.core.messages:Report", "fields": {}}',
 ]  # fmt: skip
-KEYS = ["module", "fields", "namedtuple", "array", "float", "list", "tuple", "dict", "format", "tree", "client", "x"]
+KEYS = ["type", "fields", "module", "array", "float", "list", "tuple", "dict", "format", "tree", "client", "x"]
 DESCRIPTIONS = [
     "<f8", "<f4", "<f2", "<i8", "<i4", "|b1", "|u1", "<c16", "<U1", "<U0", "|S8", "|O", ">f8", "<f16", "<M8[s]", "|V8",
     "<f999999", "<U99999999", "[('a', '<f8')]",
@@ -46,13 +51,14 @@ HEADERS = [
     "", "{", "{'descr': '<f8'", "{'descr': ('<f8',), 'fortran_order': False, 'shape': (), }", "[" * 200, "(" * 3000,
     "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), 'x': 1, }", "__import__('os')", "'''", "\x00", "0" * 5000,
 ]  # fmt: skip
+TYPES = [f"{identifier}/{len(row.versions)}" for identifier, row in table().items()]
 SPECIAL = [struct.pack("<d", value) for value in (float("nan"), float("inf"), -float("inf"), 1e308, -1.0, 0.5, 1e16)]
 SPECIAL += [b"\xff" * 8, b"\x00" * 8]
 SECRET = b"a key that both sides have"
 
 
 def sign(content: bytes) -> bytes:
-    """In place of a signature: as strong behind the check, and a hundred times as fast."""
+    """In place of a signature; a hundred times as fast."""
     return hashlib.blake2b(content, key=SECRET, digest_size=48).digest()
 
 
@@ -62,7 +68,7 @@ def verify(content: bytes, signature: bytes) -> bool:
 
 @dataclass
 class Parts:
-    """Sealed content taken apart.
+    """The parts of sealed content.
 
     Attributes:
         manifest: as text.
@@ -95,7 +101,7 @@ def npy(header: str, elements: bytes) -> bytes:
 
 
 def archive(entries: list[tuple[str, bytes]]) -> bytes:
-    """A zip archive as numpy writes it, which other programs can read too."""
+    """A zip archive as numpy writes it; other programs can read it too."""
     pieces, directory, at = [], [], 0
     for name, entry in entries:
         encoded, size, check = name.encode(), len(entry), zlib.crc32(entry)
@@ -109,7 +115,7 @@ def archive(entries: list[tuple[str, bytes]]) -> bytes:
     return b"".join([*pieces, listed, END.pack(b"PK\x05\x06", 0, 0, count, count, len(listed), at, 0)])
 
 
-def put_together(manifest: str, arrays: list[tuple[str, str, bytes]]) -> bytes:
+def assemble(manifest: str, arrays: list[tuple[str, str, bytes]]) -> bytes:
     elements = manifest.encode("utf-8", "surrogatepass")
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({len(elements)},), }}"
     entries = [(name, npy(head, data)) for name, head, data in arrays]
@@ -117,7 +123,7 @@ def put_together(manifest: str, arrays: list[tuple[str, str, bytes]]) -> bytes:
 
 
 def changed(parts: Parts, rng: random.Random) -> bytes:
-    """The same with one to three changes, sealed."""
+    """The same content with one to three changes, sealed."""
     if rng.random() < 0.15:
         return serialization.seal(changed_bytes(parts.container, rng))
     manifest, arrays = parts.manifest, list(parts.arrays)
@@ -129,7 +135,7 @@ def changed(parts: Parts, rng: random.Random) -> bytes:
             manifest = changed_tree(manifest, rng)
         elif arrays:
             changed_array(arrays, rng)
-    return put_together(manifest, arrays)
+    return assemble(manifest, arrays)
 
 
 def changed_bytes(content: bytes, rng: random.Random) -> bytes:
@@ -145,7 +151,7 @@ def changed_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def changed_text(text: str, rng: random.Random) -> str:
-    """A piece of the manifest replaced, doubled or left out, without a look at what it means."""
+    """A piece of the manifest replaced, doubled or removed, without regard to its meaning."""
     place = rng.randrange(len(text) + 1)
     length = rng.choice((0, 0, 1, 2, 5, 20, 100))
     way = rng.random()
@@ -159,7 +165,7 @@ def changed_text(text: str, rng: random.Random) -> str:
 
 
 def changed_tree(text: str, rng: random.Random) -> str:
-    """A node of the manifest replaced by another, by a copy of another, or left out; it stays well-formed."""
+    """A node of the manifest replaced by another, by a copy of another, or removed; the result is valid JSON."""
     try:
         root = json.loads(text)
     except (ValueError, RecursionError):
@@ -179,7 +185,9 @@ def changed_tree(text: str, rng: random.Random) -> str:
         return text
     node, key = rng.choice(places)
     way = rng.random()
-    if way < 0.45:
+    if key == "type" and way < 0.5:
+        node[key] = rng.choice(TYPES)
+    elif way < 0.45:
         node[key] = "\x00"
         return json.dumps(root).replace('"\\u0000"', rng.choice(TOKENS), 1)
     if way < 0.65:
@@ -196,7 +204,7 @@ def changed_tree(text: str, rng: random.Random) -> str:
         node.insert(key, node[key])
     try:
         return json.dumps(root)
-    except (ValueError, RecursionError):  # a node that holds itself
+    except (ValueError, RecursionError):  # a node that contains itself
         return text
 
 
@@ -228,7 +236,7 @@ def changed_array(arrays: list[tuple[str, str, bytes]], rng: random.Random) -> N
 
 
 def signed(name: str, content: bytes) -> bytes:
-    """Sealed content as a message with a client's name, signed."""
+    """Sealed content as a signed message with the name of a client."""
     plain = name.encode()
     whole = bytes([len(plain)]) + plain + content
     signature = sign(whole)

@@ -29,7 +29,7 @@ max_total_rows = 10_000
 scaling = "none"
 
 [model]
-kind = "logistic"
+family = "logistic"
 formula = "died ~ age + bmi + sex"
 
 [columns.died]

@@ -12,7 +12,7 @@ id = "trial-1"
 clients = ["leeds", "york"]
 
 [model]
-kind = "logistic"
+family = "logistic"
 formula = "died ~ rx * age + sex"
 
 [columns.died]
@@ -32,7 +32,7 @@ missing = "drop"
 type = "category"
 levels = ["f", "m"]
 """
-FEDERATED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')  # which is the default
+FEDERATED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "federated"')  # the default
 UNSCALED = TRIAL.replace('id = "trial-1"', 'id = "trial-1"\nscaling = "none"')
 
 

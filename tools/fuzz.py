@@ -1,11 +1,11 @@
-"""Feed changed messages and files, sealed and signed again, to everything that reads them.
+"""Send changed messages and files, sealed and signed again, to all code that reads them.
 
     .venv/bin/python tools/fuzz.py messages --count 1000000 --seed 0
     .venv/bin/python tools/fuzz.py files --count 200000 --seed 0
 
-Each must be accepted or refused: a `ProtocolError` or `CheckpointError`. Whatever else is raised is printed, and kept
-with what raised it under `--keep`. Prints how many of each kind were accepted and refused, and how far the memory of
-the process rose above what it was at the start. Ends with exit code 1 at another exception, or more than 64 MB.
+Each must be accepted, or refused with a `ProtocolError` or `CheckpointError`. Any other exception is printed, and its
+traceback is written to the folder `--keep`. Prints how many of each kind were accepted and refused, and by how much the
+memory of the process grew. The exit code is 1 after any other exception, or if memory grew by more than 64 MB.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ REPORTS = 20
 
 
 def memory(what: str) -> float:
-    """VmRSS, what this process has now, or VmHWM, the most it has had since `forget_peak`; in MB."""
+    """VmRSS, the memory of this process now, or VmHWM, the largest since `forget_peak`; in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
 
 def forget_peak() -> float:
-    """Let VmHWM count from now, and say what is in use now."""
+    """Reset VmHWM; returns the memory in use now."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 
 
 def main() -> int:
-    """Run, and say what was found."""
+    """Run, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("messages", "files"))
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a folder for what raised something")
+    parser.add_argument("--keep", type=Path, help="a folder for tracebacks")
     options = parser.parse_args()
     seen: Counter[str] = Counter()
     escaped: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def _target(what: str, folder: Path):
-    """What is fed, and how; each kind once as it should be, which compiles what has to be."""
+    """The function to call and its target. One valid item of each kind is read first, to compile the programs."""
     logging.getLogger("cavity").setLevel(logging.CRITICAL)
     if what == "files":
         files = Files(folder)

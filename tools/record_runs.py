@@ -231,8 +231,8 @@ range = [18, 110]
 """
 
 
-def study_runs(kind: str) -> Iterator[tuple[str, Callable[[], Numbers]]]:
-    """Regressions by formula and study files, in one process. `kind` is the key of the outcome's family."""
+def study_runs() -> Iterator[tuple[str, Callable[[], Numbers]]]:
+    """Regressions by formula and study files, in one process."""
     from cavity.study.run import run_study
 
     rng = np.random.default_rng(3)
@@ -258,7 +258,7 @@ def study_runs(kind: str) -> Iterator[tuple[str, Callable[[], Numbers]]]:
         def by_study(
             family: str = family, outcome: str = outcome, of_type: str = of_type, columns: Any = columns
         ) -> Numbers:
-            text = STUDY.format(top="", family=f'{kind} = "{family}"', outcome=outcome, type=of_type)
+            text = STUDY.format(top="", family=f'family = "{family}"', outcome=outcome, type=of_type)
             fit = run_study(
                 cavity.study.parse_study(text), {name: cavity.study.as_table(table) for name, table in columns.items()}
             )
@@ -268,9 +268,9 @@ def study_runs(kind: str) -> Iterator[tuple[str, Callable[[], Numbers]]]:
         yield f"study {family}", by_study
 
 
-def all_runs(kind: str) -> dict[str, Callable[[], Numbers]]:
+def all_runs() -> dict[str, Callable[[], Numbers]]:
     """Every run by its name."""
-    return dict([*regression_runs(), *method_runs(), *study_runs(kind)])
+    return dict([*regression_runs(), *method_runs(), *study_runs()])
 
 
 def difference(found: np.ndarray, recorded: np.ndarray) -> float:
@@ -289,11 +289,10 @@ def main() -> int:
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--kind", default="kind", help="the study file's key of the outcome's family")
     options = parser.parse_args()
     recorded = {} if options.what == "record" else dict(np.load(options.file))
     arrays, worst = {}, 0.0
-    for name, run in all_runs(options.kind).items():
+    for name, run in all_runs().items():
         if options.only not in name:
             continue
         found = run()

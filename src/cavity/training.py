@@ -1,6 +1,6 @@
-"""The only loop: who works, on what version of the posterior, and what is accepted.
+"""The training loop: which clients work, on which version of the posterior, and what is accepted.
 
-It knows no algorithm, engine or schedule in particular. One turn of it is
+It knows no concrete algorithm, engine or schedule. One turn is
 
     plan     = schedule.next(...)                     # who
     messages = ledger.dispatch(server, plan.start)    # on what version
@@ -48,11 +48,11 @@ class Stopping:
     """When a run ends.
 
     Attributes:
-        rounds: at the latest after so many rounds in all.
-        tolerance: when the largest KL(tilted : posterior) over all clients is below this, in nats. SFVI and SFVI-Avg
-            have no such number: they end when the bound and the posterior have settled. 0 never ends a run early.
-        at_least: but not before so many rounds in all.
-        asked: whether somebody wants it to pause between two rounds.
+        rounds: the maximum number of rounds in all.
+        tolerance: the run stops when the largest gap KL(tilted : posterior) over all clients is below this, in nats.
+            SFVI and SFVI-Avg have no gap: they stop when the bound and the posterior have settled. 0 never stops early.
+        at_least: the minimum number of rounds in all.
+        asked: whether a pause between two rounds was requested.
     """
 
     rounds: int = 100
@@ -95,11 +95,15 @@ def run(
     rounds_per_block: int = 1,
     progress: Watcher | None = None,
 ) -> tuple[ServerState, list[Record], str]:
-    """Run rounds until `stopping` says so; returns the server, the whole history, and why it stopped.
+    """Run rounds until `stopping` ends them.
 
     Metrics, observers, the stopping rule and checkpoints come after every `rounds_per_block` rounds; `progress` is
-    told of every batch of replies. With `write_ahead` there is a checkpoint within rounds too, before every message and
-    after every reply: where clients outlive the server, it must not send one number twice with different contents.
+    called after every batch of replies. With `write_ahead` there is a checkpoint within rounds too, before every
+    message and after every reply: where clients outlive the server, it must not send two different messages with the
+    same number.
+
+    Returns:
+        The server's state, the whole history, and why the run stopped.
     """
     history, last_checkpoint = list(history), time.monotonic()
     stopwatch = Stopwatch(progress, stopping.rounds)
@@ -143,7 +147,7 @@ def run_rounds(
 ) -> tuple[ServerState, list[Record]]:
     """Some rounds with nothing due in between: as one block where the engine can, else one after the other.
 
-    There are fewer of them if the engine was interrupted.
+    There are fewer records than rounds if the engine was interrupted.
     """
     began, records = time.perf_counter(), []
     together = num_rounds > 1 and not server.clients.set_aside
@@ -176,19 +180,19 @@ def _bytes_per_visit(algorithm: Algorithm, server: ServerState) -> int:
 
 
 def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, seconds: float) -> list[Record]:
-    """The records of a block's rounds; nothing crosses a wire there, and bytes are what would have.
+    """The records of a block's rounds. Nothing is sent within a block; bytes are what would have been sent.
 
-    There may be thousands, so each column is taken at once.
+    There may be thousands of rounds, so each column is computed at once.
     """
-    said: BlockRound = rounds.tree if isinstance(rounds, Stacked) else jax.tree.map(lambda *x: np.stack(x), *rounds)
-    gaps = np.asarray(said.gaps)
+    block: BlockRound = rounds.tree if isinstance(rounds, Stacked) else jax.tree.map(lambda *x: np.stack(x), *rounds)
+    gaps = np.asarray(block.gaps)
     columns = {
         "version": server.version - len(rounds) + 1 + np.arange(len(rounds)),
         "gap": gaps.max(axis=1),
-        "free_energy": np.asarray(said.bound, float),
-        "exponent": np.asarray(said.exponents, float).min(axis=1),
-        "solver_steps": np.asarray(said.report.steps).max(axis=1),
-        "unconverged": (~np.asarray(said.report.converged, bool)).sum(axis=1),
+        "free_energy": np.asarray(block.bound, float),
+        "exponent": np.asarray(block.exponents, float).min(axis=1),
+        "solver_steps": np.asarray(block.report.steps).max(axis=1),
+        "unconverged": (~np.asarray(block.report.converged, bool)).sum(axis=1),
     }
     names, num_clients = server.names, sum(not is_server_owned(name) for name in server.names)
     fixed = {
@@ -206,7 +210,7 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
 
 
 def _of_those(server: ServerState, available: Sequence[str]) -> tuple[Mapping[str, float], Sequence[str]]:
-    """The residuals of those that can be asked, and who of them is idle."""
+    """The gaps of the clients that can be asked, and which of them are idle."""
     if len(available) == len(server.names):  # nothing to look for among very many
         return server.gaps, server.idle
     there = set(available)
@@ -222,14 +226,14 @@ def run_round(
     on_replies: OnReplies = _noop,
     written: Written = _noop,
 ) -> tuple[ServerState, Record | None]:
-    """One round, and what is to be said of it; communications, bytes and seconds are of this round alone.
+    """One round, and its record; communications, bytes and seconds are of this round alone.
 
-    Clients that the engine cannot reach are left out of it, and one that is lost on the way costs its own reply only.
-    One whose replies are refused again and again is set aside; the record then says who is `missing`.
-    There is no record of a round that was interrupted before its first reply.
+    Clients that the engine cannot reach are left out, and a client that is lost on the way costs its own reply only.
+    A client whose replies are refused again and again is set aside; the record then lists it under `missing`. There is
+    no record of a round that was interrupted before its first reply.
     """
     began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
-    visits, heard_of, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
+    visits, communications, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
     num_owned, aside = sum(map(is_server_owned, server.names)), server.clients.set_aside
     sent, num_available = server.posterior, len(server.clients)
     while visits < schedule.visits_per_round(num_available) and not engine.interrupted:
@@ -266,7 +270,7 @@ def run_round(
                 waiting.sort(key=lambda reply: places.get(reply.client, len(places)))
                 server, outcome = ledger.receive(algorithm, server, waiting, engine.problem_with)
                 visits += len(outcome.accepted)
-                heard_of += sum(not is_server_owned(name) for name in outcome.accepted)
+                communications += sum(not is_server_owned(name) for name in outcome.accepted)
                 accepted |= outcome.accepted
                 refused += outcome.refused
                 num_bytes += sum(serialization.num_bytes(r.update) for r in waiting if not is_server_owned(r.client))
@@ -276,7 +280,7 @@ def run_round(
                 for name, why in outcome.refused:
                     logger.warning("client %r: its reply to version %d was refused: %s", name, server.version - 1, why)
                     engine.tell(name, why)
-        if not there_is_more:  # whoever has not replied will not
+        if not there_is_more:  # the others will not reply
             server = ledger.abandon(server, server.clients.waiting)
         server = ledger.count_refusals(algorithm, server, engine.refused())
         for name in set(server.clients.set_aside).difference(aside):
@@ -303,7 +307,7 @@ def run_round(
         "unconverged": sum(not bool(report.converged) for report in reports.values()),
         "refused": len(refused),
         "refusals": dict(refused),
-        "communications": heard_of,
+        "communications": communications,
         "bytes": num_bytes,
         "seconds": time.perf_counter() - began,
     }

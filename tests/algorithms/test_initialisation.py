@@ -17,7 +17,7 @@ from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.algorithms.structured import mean_field
 from cavity.core.client_data import prepare_clients
 from cavity.errors import CavityError
-from cavity.fit import execution
+from cavity.fit import initialisation
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from cavity.models.topics import prodlda
 from tests.algorithms.test_sfvi import clients, exact_family, model_of, model_once, rows
@@ -25,7 +25,7 @@ from tests.marks import thorough
 
 
 def started(algorithm, num_clients=2):
-    return execution.initialised(algorithm, prepare_clients(algorithm.model, clients(num_clients)), 0)
+    return initialisation.initialised(algorithm, prepare_clients(algorithm.model, clients(num_clients)), 0)
 
 
 @thorough
@@ -118,7 +118,7 @@ def test_a_prior_outside_the_family_is_part_of_the_start():
 
     data = {"a": {"y": np.array([0.5, 1.0])}, "b": {"y": np.array([-1.5])}}
     model = numpyro_model(function, data["a"])
-    algorithm, _ = execution.initialised(SFVI(model), prepare_clients(model, data), 0)
+    algorithm, _ = initialisation.initialised(SFVI(model), prepare_clients(model, data), 0)
     grid = np.linspace(-6, 6, 200001)  # of the log of the scale
     y = np.array([0.5, 1.0, -1.5])
     log_density = -0.5 * np.exp(2 * grid) / 4.0 + grid - 3 * grid - 0.5 * np.sum(y**2) * np.exp(-2 * grid)
@@ -136,7 +136,7 @@ def test_latents_of_a_silo_as_a_whole():
 
     data = {"a": {"y": np.array([0.5, 1.0, 0.1])}, "b": {"y": np.array([-1.5])}}
     model = numpyro_model(function, data["a"], local=["own"])
-    algorithm, _ = execution.initialised(SFVI(model), prepare_clients(model, data), 0)
+    algorithm, _ = initialisation.initialised(SFVI(model), prepare_clients(model, data), 0)
     precision = 1 / 4 + sum(1 / (0.25 + 1 / len(rows["y"])) for rows in data.values())
     pull = sum(rows["y"].mean() / (0.25 + 1 / len(rows["y"])) for rows in data.values())
     assert float(algorithm.prior.q.mean[0]) == pytest.approx(pull / precision, abs=1e-8)
@@ -154,10 +154,10 @@ def test_single_precision_starts_at_the_same_place():
 
 @thorough
 def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):
-    monkeypatch.setattr(execution, "INITIALISATION_ROUNDS", 1)
+    monkeypatch.setattr(initialisation, "MAX_ROUNDS", 1)
     with caplog.at_level(logging.WARNING, logger="cavity"):
         started(SFVI(model_once()))
-    assert "not quite found" in caplog.text
+    assert "has not converged" in caplog.text
 
 
 def test_who_scouts():

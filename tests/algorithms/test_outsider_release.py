@@ -152,7 +152,7 @@ def test_what_is_spent_stays_spent_when_a_reply_is_refused():
 @pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 def test_faults_change_nothing(held_by_clients):
     seen = check_survives_faults(
-        perturbed(bound=50.0, noise=1e-4), clients(), 6, held_by_clients=held_by_clients, comes_to_rest=False
+        perturbed(bound=50.0, noise=1e-4), clients(), 12, held_by_clients=held_by_clients, comes_to_rest=False
     )
     assert seen["reply accepted"] > 20
 

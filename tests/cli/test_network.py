@@ -109,7 +109,7 @@ def test_a_dry_run_shows_the_first_message_and_sends_nothing(command, tmp_path):
             ["client", "study.toml", "--name", "leeds", "--data", "leeds.csv", "--insecure", "--server", "a.org:8000"],
             "a.org is not",
         ),
-        (["client", "study.toml", "--name", "leed", "--data", "leeds.csv", "--dry-run"], "is 'leeds' meant?"),
+        (["client", "study.toml", "--name", "leed", "--data", "leeds.csv", "--dry-run"], "did you mean 'leeds'?"),
         (["status", "study.toml"], "nothing has run here"),
         (["stop", "study.toml"], "no server is running there"),
         (["withdraw", "hull", "study.toml"], "the study has no client 'hull'"),
@@ -124,7 +124,7 @@ def test_mistakes(command, words, said):
 
 def test_sfvi_names_the_method_for_networks(command, tmp_path):
     text = FEDERATED.replace(
-        '[model]\nkind = "logistic"\nformula = "died ~ rx * age + sex"', '[model]\nfunction = "m:f"'
+        '[model]\nfamily = "logistic"\nformula = "died ~ rx * age + sex"', '[model]\nfunction = "m:f"'
     )
     (tmp_path / "study.toml").write_text(text.replace('scaling = "federated"\n', "") + '[algorithm]\nmethod = "sfvi"\n')
     code, _, err = command("server", "study.toml", "--allow-model", "m")

@@ -124,8 +124,8 @@ def test_clients_that_differ_in_their_columns(no_work):
         ({}, r"there are no clients; give a dict with at least one"),
         ([(X, Y)], r"clients must be a dict of name -> data, not a list"),
         ((X, Y), r"clients must be a dict of name -> data, not a tuple"),
-        (None, r"clients must be a dict of name -> data, not a NoneType"),
-        ({1: (X, Y)}, r"client names must be strings; 1 is a int"),
+        (None, r"clients must be a dict of name -> data, not None"),
+        ({1: (X, Y)}, r"client names must be strings; 1 is an int"),
     ],
     ids=["none", "list", "tuple", "None", "number as a name"],
 )
@@ -177,7 +177,7 @@ def test_bad_data_cannot_join():
 
 def test_a_corrupt_checkpoint_starts_no_work(no_work, tmp_path):
     (tmp_path / "checkpoint.npz").write_bytes(b"not an archive")
-    with pytest.raises(CavityError, match=r"checkpoint\.npz: .*start the run anew"):
+    with pytest.raises(CavityError, match=r"checkpoint\.npz: .*restart the run"):
         cavity.resume(tmp_path, {"leeds": (X, Y)})
 
 

@@ -79,7 +79,7 @@ def test_a_stream_tells_of_every_chunk_and_gives_the_same_run():
     np.testing.assert_allclose(streamed.posterior.precision, held.posterior.precision, rtol=1e-10)
     without = streamed.withdraw("client-1")
     np.testing.assert_allclose(without.posterior.mean, held.withdraw("client-1").posterior.mean, rtol=1e-4, atol=1e-5)
-    with pytest.raises(CavityError, match="from their source alone"):
+    with pytest.raises(CavityError, match="from their source only"):
         streamed.join("late", clients()["client-0"])
 
 
@@ -103,17 +103,17 @@ def test_virtual_time_is_in_the_history():
 def test_bad_requests_are_refused_before_work_starts():
     some = clients()
     for options, message in (
-        ({"visit_seconds": {"client-0": 1.0}}, "every client and nobody else"),
+        ({"visit_seconds": {"client-0": 1.0}}, "exactly one number per client"),
         ({"visit_seconds": dict.fromkeys(some, 0.0)}, "must be positive"),
-        ({"rounds_per_block": 0}, "rounds_per_block must be at least 1"),
-        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"rounds_per_block": 0}, "rounds_per_block must be a whole number of at least 1"),
+        ({"chunk": 0}, "chunk must be a whole number of at least 1"),
     ):
         with pytest.raises(CavityError, match=message):
             cavity.run(algorithm(), some, **options)
     for source, options, message in (
         (LoadedWhenAsked({}), {}, "has no clients"),
-        (LoadedWhenAsked(some), {"held_by_clients": True}, "keep nothing"),
-        (LoadedWhenAsked(some), {"visit_seconds": dict.fromkeys(some, 1.0)}, "held in memory"),
+        (LoadedWhenAsked(some), {"held_by_clients": True}, "keep no state"),
+        (LoadedWhenAsked(some), {"visit_seconds": dict.fromkeys(some, 1.0)}, "data are in memory"),
     ):
         with pytest.raises(CavityError, match=message):
             cavity.run(algorithm(), source, **options)

@@ -1,4 +1,4 @@
-"""Labels are flipped in the rows and to the classes that were asked for, and nowhere else."""
+"""The requested share of labels is flipped, to the requested classes, and no other label changes."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ FLIPS = [
 
 @pytest.mark.parametrize("flip", FLIPS)
 @given(seeds, digit_lists, label_types, shares)
-def test_the_share_is_exact_and_the_input_stays(flip, seed, digits, dtype, share):
+def test_the_share_is_exact_and_the_input_does_not_change(flip, seed, digits, dtype, share):
     labels = np.array(digits, dtype=dtype)
     flipped = flip(np.random.default_rng(seed), labels, share)
     assert labels.tolist() == digits
@@ -64,7 +64,7 @@ def test_two_classes_swap():
 
 
 @pytest.mark.parametrize("flip", FLIPS)
-def test_rows_are_drawn_from_all_classes_and_places(flip):
+def test_rows_are_drawn_from_all_classes_and_positions(flip):
     labels = np.repeat(np.arange(10), 1_000)
     changed = flip(np.random.default_rng(0), labels, 0.4) != labels
     # A hypergeometric count out of 1000, of mean 400 and standard deviation at most 15.5.
@@ -95,7 +95,7 @@ def test_many_classes_in_a_small_type():
 
 
 @pytest.mark.parametrize("flip", FLIPS)
-def test_the_generator_decides(flip):
+def test_the_result_depends_on_the_generator(flip):
     labels = np.arange(60) % 10
 
     def rows(seed):
@@ -122,14 +122,14 @@ def test_a_share_out_of_range(flip, share):
         (np.eye(10, dtype=int), "shape"),
     ],
 )
-def test_labels_that_are_no_classes(flip, labels, message):
+def test_labels_that_are_not_classes(flip, labels, message):
     with pytest.raises(CavityError, match=message):
         flip(np.random.default_rng(0), labels, 0.1)
 
 
 @pytest.mark.parametrize("mapping", [(1, 2), (-1, 0), (0.0, 1.0), ((0, 1), (1, 0))])
-def test_a_mapping_out_of_its_classes(mapping):
-    with pytest.raises(CavityError, match="mapping must give each"):
+def test_a_mapping_to_unknown_classes(mapping):
+    with pytest.raises(CavityError, match="mapping must give a class"):
         flip_by_class(np.random.default_rng(0), np.array([0, 1]), 0.5, np.array(mapping))
 
 

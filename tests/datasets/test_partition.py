@@ -1,4 +1,4 @@
-"""Partitions are disjoint and complete, and have the sizes and label shares that they promise."""
+"""Partitions are disjoint and complete, and have the documented sizes and shares of labels."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ label_lists = st.lists(st.integers(0, 4), min_size=12, max_size=80).map(np.array
 
 
 def check_partition(parts, num_rows, num_clients, num_left_out=0):
-    """Every row is in exactly one client, but for `num_left_out`; nobody is empty; names keep their order."""
+    """Every row except `num_left_out` is in exactly one client; no client is empty; sorted names keep the order."""
     rows = np.concatenate(list(parts.values()))
     assert len(parts) == num_clients
     assert list(parts) == sorted(parts)
@@ -69,7 +69,7 @@ def test_size_and_label_skew(seed, half, num_rows, beta, kappa):
     try:
         parts = partition.size_and_label_skew(rng, labels, num_clients, beta, kappa)
     except ValueError as error:
-        # Few rows round a client to nothing, or to one label more than there are.
+        # With few rows, rounding leaves a client without rows, or needs one label more than there are.
         assert "not enough" in str(error) or "no row" in str(error)
         return
     num_left_out = num_rows - half * (num_small + num_large)
@@ -109,7 +109,7 @@ def test_size_and_label_skew_gives_table_2(row):
     if kappa:
         np.testing.assert_allclose(small, eta_small, atol=5.1e-4)
 
-    # The large clients share what is left at random, and table 2 prints one draw.
+    # The remaining rows are divided at random among the large clients; table 2 prints one draw.
     rest = (num_positive - 5 * round(small[0] * num_small)) / (num_rows - 5 * num_small)
     deviation = np.sqrt(rest * (1 - rest) / num_large)
     assert np.abs(large - rest).max() < 4 * deviation
@@ -131,7 +131,7 @@ def test_size_and_label_skew_takes_minus_one_and_one():
     assert shares(parts, labels > 0).tolist() == [0.74 + 0.02, (100 - 38) / 150]
 
 
-def test_sizes_do_not_fall_to_rounding():
+def test_sizes_are_not_reduced_by_rounding_errors():
     labels = np.arange(100) % 2
     parts = partition.size_and_label_skew(np.random.default_rng(0), labels, 10, 0.9, 0.0)
     assert sizes(parts).tolist() == [1] * 5 + [19] * 5
@@ -175,7 +175,7 @@ def test_label_shards_are_pure():
     assert len({tuple(np.unique(labels[rows])) for rows in parts.values()}) > 5
 
 
-def test_concentration_goes_from_one_label_to_homogeneous():
+def test_a_larger_concentration_is_more_homogeneous():
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), [400, 800, 1200, 1600]))
     whole = np.array([0.1, 0.2, 0.3, 0.4])
 
@@ -245,7 +245,7 @@ def test_by_blocks(seed, num_clients, num_rows):
     places = np.random.default_rng(seed).normal(size=(num_rows, 2))
     parts = partition.by_blocks(places, num_clients)
     check_partition(parts, num_rows, num_clients)
-    # A cut rounds to half a row, and passes on at most two thirds of what was rounded before.
+    # A cut rounds to half a row, and passes on at most two thirds of the earlier rounding.
     assert np.all(np.abs(sizes(parts) - num_rows / num_clients) <= 1.5)
 
 
@@ -268,7 +268,7 @@ def test_blocks_are_cut_across_their_longest_side():
     assert [rows.tolist() for rows in three.values()] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
-def test_blocks_refuse():
+def test_blocks_refuse_invalid_arguments():
     with pytest.raises(ValueError, match=r"\[1, 2\], the number of distinct places; it is 3"):
         partition.by_blocks(np.array([[1.0, 2], [1, 2], [0, 2]]), 3)
     with pytest.raises(ValueError, match="1 missing or infinite"):
@@ -302,7 +302,7 @@ def test_by_column_refuses_missing_values(values):
         lambda rng, labels: partition.k_means(rng, np.arange(len(labels))[:, None] % 7, 3),
     ],
 )
-def test_the_generator_decides(split):
+def test_the_result_depends_on_the_generator(split):
     labels = np.arange(60) % 2
 
     def rows(seed):
@@ -323,7 +323,7 @@ def test_the_generator_decides(split):
         lambda rng: partition.label_shards(rng, np.arange(3), 2, 0),
     ],
 )
-def test_nobody_is_left_without_rows(split):
+def test_no_client_is_left_without_rows(split):
     with pytest.raises(ValueError, match="must be|cannot make"):
         split(np.random.default_rng(0))
 

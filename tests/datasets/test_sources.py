@@ -1,4 +1,4 @@
-"""Clients on disk or made when asked for: what is written is what is loaded, and damage is named."""
+"""Clients on disk or generated: what is loaded equals what was written, and damage is reported."""
 
 import json
 import time
@@ -32,7 +32,7 @@ def write(request):
     return request.param
 
 
-def test_what_is_written_is_what_is_loaded(write, tmp_path):
+def test_what_is_loaded_equals_what_was_written(write, tmp_path):
     ours = clients()
     written = write(tmp_path / "new", ours)
     for source in (written, type(written)(tmp_path / "new")):
@@ -44,8 +44,8 @@ def test_what_is_written_is_what_is_loaded(write, tmp_path):
             assert y.dtype == ours[name][1].dtype
 
 
-def test_clients_come_one_by_one_and_an_array_may_be_alone(write, tmp_path):
-    """A generator is never held whole, and what was first is on disk when the second is made."""
+def test_clients_are_written_one_by_one_and_may_have_one_array(write, tmp_path):
+    """A generator is not held in memory as a whole: the first client is on disk when the second is generated."""
     seen = []
 
     def one_by_one():
@@ -67,9 +67,9 @@ def test_a_run_from_disk_is_the_run_in_memory(write, tmp_path):
     np.testing.assert_allclose(there.posterior.precision, here.posterior.precision, rtol=1e-12)
 
 
-def test_what_cannot_be_written_is_refused(write, tmp_path):
+def test_data_that_cannot_be_written_are_refused(write, tmp_path):
     for value, message in (
-        ((np.ones((2, 1)), np.ones(3)), "differ in their rows .x 2, y 3."),
+        ((np.ones((2, 1)), np.ones(3)), "different numbers of rows .x 2, y 3."),
         ((np.ones(2),), "one array for each of x, y"),
         ((np.ones(2), np.array([{}, {}])), "'y' holds objects"),
         ((np.ones(2), 3.0), "'y' is a single number"),
@@ -80,13 +80,13 @@ def test_what_cannot_be_written_is_refused(write, tmp_path):
 
 def test_bad_folders(tmp_path):
     for source in (ClientFiles, IndexedClients):
-        with pytest.raises(DataError, match=r"nowhere: there is no such folder; check the path"):
+        with pytest.raises(DataError, match=r"nowhere: folder not found; check the path"):
             source(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no .npz files; `write_client_files`"):
+    with pytest.raises(DataError, match="contains no .npz files; `write_client_files`"):
         ClientFiles(tmp_path)
-    with pytest.raises(DataError, match=r"index.json: there is no index; the writing was interrupted"):
+    with pytest.raises(DataError, match=r"index.json: index not found, because writing was interrupted"):
         IndexedClients(tmp_path)
-    with pytest.raises(DataError, match="cannot be the name of a file; rename"):
+    with pytest.raises(DataError, match="cannot be used for a file; rename"):
         write_client_files(tmp_path, {"../york": (np.ones(1), np.ones(1))})
 
 
@@ -97,27 +97,27 @@ def test_bad_client_files(tmp_path):
     (tmp_path / "site 1.npz").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "site 2.npz").unlink()
     for name, message in (
-        ("site 0", r"site 0.npz: it lacks the array 'y' \(it has x, z\)"),
-        ("site 1", r"site 1.npz: it cannot be read as arrays .*write it again"),
-        ("site 2", r"site 2.npz: there is no such file any more; put it back"),
+        ("site 0", r"site 0.npz: array 'y' not found \(it has x, z\)"),
+        ("site 1", r"site 1.npz: it cannot be read as arrays .*write the file again"),
+        ("site 2", r"site 2.npz: file not found; restore it"),
     ):
         with pytest.raises(DataError, match=message):
             source.load([name])
-    assert source.num_rows("site 1") is None  # `load` says what is wrong
+    assert source.num_rows("site 1") is None  # `load` reports what is wrong
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], "index.json: the index cannot be read .*cut off: write it again"),
+        (lambda text: text[: len(text) // 2], "index.json: the index cannot be read .*cut off; write it again"),
         (
             lambda text: text.replace('"site 2"', '"site 2", "site 3"'),
             "4 clients and 4 offsets; there must be one more",
         ),
-        (lambda text: text.replace("[0, 3, 4, 11]", "[0, 4, 3, 11]"), "never less than the one before"),
-        (lambda text: text.replace("[0, 3, 4, 11]", "[0, 3, 4, 12]"), "x.npy: it has 11 rows, the index 12"),
+        (lambda text: text.replace("[0, 3, 4, 11]", "[0, 4, 3, 11]"), "never decreasing"),
+        (lambda text: text.replace("[0, 3, 4, 11]", "[0, 3, 4, 12]"), "x.npy: it has 11 rows, and the index 12"),
         (lambda text: json.dumps(json.loads(text) | {"names": [], "offsets": [0]}), "names no clients"),
-        (lambda text: text.replace('"y"', '"z"'), "z.npy: there is no such file, but the index speaks of it"),
+        (lambda text: text.replace('"y"', '"z"'), "z.npy: file not found, but the index names it"),
     ],
 )
 def test_a_bad_index(tmp_path, change, message):
@@ -128,9 +128,9 @@ def test_a_bad_index(tmp_path, change, message):
         IndexedClients(tmp_path)
 
 
-def test_rows_that_were_cut_off(tmp_path):
+def test_a_file_of_rows_that_is_cut_off(tmp_path):
     source = write_indexed_clients(tmp_path, clients())
-    with pytest.raises(DataError, match="has no client 'hull'"):
+    with pytest.raises(DataError, match="client 'hull' not found"):
         source.load(["hull"])
     whole = (tmp_path / "x.npy").read_bytes()
     (tmp_path / "x.npy").write_bytes(whole[:-8])
@@ -138,14 +138,14 @@ def test_rows_that_were_cut_off(tmp_path):
         IndexedClients(tmp_path)
 
 
-def test_an_interrupted_writing_leaves_no_index(tmp_path):
+def test_interrupted_writing_leaves_no_index(tmp_path):
     write_indexed_clients(tmp_path, clients())
     wide = clients() | {"late": (np.ones((2, 3)), np.ones(2, int))}
     with pytest.raises(DataError, match=r"client 'late': rows of shape \(3,\)"):
         write_indexed_clients(tmp_path, wide)
-    with pytest.raises(DataError, match="the writing was interrupted"):
+    with pytest.raises(DataError, match="writing was interrupted"):
         IndexedClients(tmp_path)
-    with pytest.raises(DataError, match="client 'a' comes twice"):
+    with pytest.raises(DataError, match="client 'a' appears twice"):
         write_indexed_clients(tmp_path, [("a", (np.ones(1), np.ones(1)))] * 2)
     with pytest.raises(DataError, match="no clients to write"):
         write_indexed_clients(tmp_path, {})
@@ -155,19 +155,19 @@ def normal(rng, num_rows, number):
     return rng.normal(number, 1.0, num_rows)
 
 
-def test_generated_clients_follow_from_seed_and_number_alone():
+def test_generated_clients_depend_on_seed_and_number_only():
     many, few = Generated(1000, 5, normal, seed=3), Generated(10, 5, normal, seed=3)
     (alone,) = few.load(["client-7"])
     np.testing.assert_array_equal(alone, many.load(["client-2", "client-7"])[1])
     assert not np.array_equal(alone, Generated(10, 5, normal, seed=4).load(["client-7"])[0])
     assert [Generated(2, [4, 9], normal).num_rows(name) for name in ("client-0", "client-1")] == [4, 9]
     for name in ("client-1000", "client-07", "york", "client-"):
-        with pytest.raises(DataError, match="there are client-0 to client-999"):
+        with pytest.raises(DataError, match="choose one of client-0 to client-999"):
             many.load([name])
 
 
-def test_sizes_are_heavy_tailed_as_table_1_says():
-    """Mean and sd within their Monte Carlo error; the sd of a heavy tail is known to a tenth or so."""
+def test_sizes_are_heavy_tailed_as_in_table_1():
+    """Mean and sd agree within their Monte Carlo error; the sd of a heavy tail is known to about a tenth."""
     sizes = STACKOVERFLOW.draw(np.random.default_rng(0), 342_477)
     np.testing.assert_allclose(sizes.mean(), 397, rtol=5 * 1279 / 397 / np.sqrt(342_477))
     np.testing.assert_allclose(sizes.std(), 1279, rtol=0.2)

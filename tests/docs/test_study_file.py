@@ -4,8 +4,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from cavity.study import columns, parse_study, registry, schema
+from cavity.study import columns, parse_study, priors, registry, schema
+from cavity.study.families import Bernoulli, Categorical, Gaussian, Poisson
 
+FAMILIES = (Gaussian, Bernoulli, Categorical, Poisson)
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "study-file.md").read_text()
 
 
@@ -16,9 +18,11 @@ def test_the_example_is_a_study():
 
 
 def test_every_key_and_word_is_described():
-    records = [schema.Study, schema.ModelChoice, schema.PriorChoice, schema.AlgorithmChoice, schema.RunChoice]
-    records += [columns.Number, columns.Category]
-    for key in {field.name for record in records for field in fields(record) if field.compare}:
+    records = [schema.Study, schema.ModelChoice, priors.PriorChoice, schema.AlgorithmChoice, schema.RunChoice]
+    records += [columns.Number, columns.Category, *FAMILIES]
+    keys = {field.name for record in records for field in fields(record) if field.compare} - {"extra"}
+    extra = {key for family in FAMILIES for key in family().extra_scales(outcome_is_scaled=True)}
+    for key in keys | extra:
         assert f"`{key}`" in PAGE or f"`[{key}]`" in PAGE or f"`[{key}." in PAGE
     tables = [
         registry.COLUMNS,
@@ -26,7 +30,8 @@ def test_every_key_and_word_is_described():
         registry.DIVERGENCES,
         registry.SCHEDULES,
         registry.DAMPINGS,
-        registry.FAMILIES,
+        registry.COVARIANCES,
     ]
-    for word in [*registry.REGRESSIONS, *registry.METHODS, *(word for table in tables for word in table)]:
+    families = [name for family in FAMILIES for name in (family.name, *family.aliases)]
+    for word in [*families, *registry.METHODS, *(word for table in tables for word in table)]:
         assert f'"{word}"' in PAGE or f"{{ {word} = " in PAGE

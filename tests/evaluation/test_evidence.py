@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,7 +227,7 @@ def test_a_run_that_has_not_converged_is_told():
         str(scale): cavity.run(cavity.PVI(logistic_regression(2, prior_scale=scale)), clients, rounds=1)
         for scale in (1.0, 2.0)
     }
-    assert cavity.compare(fits).remarks[0] == "1.0 has not converged; go on with fit.refine()"
+    assert cavity.compare(fits).remarks[0] == "1.0 has not converged; continue with fit.refine()"
 
 
 def test_generalised_losses_have_none():
@@ -240,7 +242,7 @@ def test_generalised_losses_have_none():
 
 
 def test_before_every_client_has_replied_there_is_none():
-    fit = linear_fit(rounds=0)
+    fit = replace(linear_fit(rounds=1), history=[])
     with pytest.raises(CavityError, match="not known yet"):
         fit.log_evidence
 

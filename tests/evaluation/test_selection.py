@@ -12,6 +12,7 @@ from cavity.aggregation import Fixed
 from cavity.errors import CavityError
 from cavity.evaluation import selection
 from cavity.models import linear_regression, logistic_regression, mlp_classifier, normal_location, poisson_regression
+from cavity.reporting import plots
 from cavity.solvers import Gradient
 
 
@@ -30,7 +31,7 @@ def test_scores_are_those_of_a_loop_over_folds():
     model, clients = normal_location(prior_scale=3.0), location_rows()
     found = cavity.choose(lambda w: cavity.FedGVI(model, losses.Tempered(w)), [0.5, 1.0], clients, num_folds=4)
     data = {name: selection.prepare_clients(model, {name: rows})[name] for name, rows in clients.items()}
-    folds = {name: selection._deal(name, rows, 4, 0) for name, rows in data.items()}
+    folds = {name: selection.fold_of_rows(name, rows, 4, 0) for name, rows in data.items()}
     assert {name: np.bincount(f).tolist() for name, f in folds.items()} == {"a": [6] * 4, "b": [6] * 4}
     for power, score in zip(found.values, found.scores, strict=True):
         total = 0.0
@@ -152,5 +153,5 @@ def test_rows_that_cannot_be_weighed():
 
 
 def test_the_picture_of_a_choice():
-    figure = cavity.choose(beta, [0.1, 0.5], location_rows()).plot()
+    figure = plots.choice(cavity.choose(beta, [0.1, 0.5], location_rows()))
     assert "above the lowest" in figure.axes[0].get_ylabel()

@@ -13,7 +13,9 @@ from scipy import stats
 
 import cavity
 from cavity.distributions import DiagonalGaussian, FullGaussian
-from cavity.evaluation import proposals, psis, verdict
+from cavity.evaluation import assessment, proposals, psis, verdict
+from cavity.evaluation.moment_errors import moment_errors
+from cavity.fit.run import prepare
 from cavity.models import function_model, linear_regression, logistic_regression, poisson_regression
 from tests import scenarios
 from tests.doubles import LoadedWhenAsked
@@ -185,7 +187,9 @@ def test_the_number_of_effective_draws_is_no_argument_where_k_is_high():
     log_p, log_q, of_q = log_ratio, np.zeros(4000), np.full(4000, True)
     theta = rng.normal(size=(4000, 1))
     posterior = FullGaussian.from_moments(np.zeros(1), np.eye(1))
-    found, settled = verdict._verdict(theta, log_p, log_q, of_q, ("a",), posterior)
+    found, settled = verdict.verdict_from_weights(
+        theta, log_p, log_q, of_q, ("a",), assessment.approximation(posterior)
+    )
     assert found.pareto_k > 0.7
     assert found.verdict == "do not use"
     assert not settled
@@ -193,10 +197,10 @@ def test_the_number_of_effective_draws_is_no_argument_where_k_is_high():
 
 def test_draws_are_added_until_the_verdict_settles_or_the_budget_is_spent(monkeypatch):
     case = bimodal(6.0)
-    assert case.fit.verdict.num_draws == verdict.MOST_DRAWS  # k stays above 0.7
-    assert clean(3).fit.verdict.num_draws == verdict.BATCH
-    monkeypatch.setattr(verdict, "MOST_WORK", 1)
-    assert bimodal(6.0).fit.verdict.num_draws == verdict.BATCH  # what it would cost counts
+    assert case.fit.verdict.num_draws == assessment.MOST_DRAWS  # k stays above 0.7
+    assert clean(3).fit.verdict.num_draws == assessment.BATCH
+    monkeypatch.setattr(assessment, "MOST_WORK", 1)
+    assert bimodal(6.0).fit.verdict.num_draws == assessment.BATCH  # what it would cost counts
 
 
 @pytest.mark.parametrize("dimension", [1, 3])
@@ -231,7 +235,7 @@ def test_monte_carlo_errors_are_those_of_repetitions():
     for seed in range(200):
         draws = proposals.draw(q, 1000, seed)
         log_p = stats.t(8).logpdf(draws.theta[:, 0])
-        found.append(verdict.moment_errors(draws.theta, log_p - draws.log_proposal, draws.log_q - draws.log_proposal))
+        found.append(moment_errors(draws.theta, log_p - draws.log_proposal, draws.log_q - draws.log_proposal))
     ratios = np.array([np.log(errors.ratio[0]) for errors in found])
     shifts = np.array([errors.shift[0] for errors in found])
     assert 0.6 < np.std(ratios) / np.mean([errors.ratio_error for errors in found]) < 1.15
@@ -256,8 +260,8 @@ def test_many_parameters(family):
 
 
 def test_more_parameters_than_weights_are_of_use_for():
-    model = linear_regression(verdict.MOST_PARAMETERS + 1, noise_sd=1.0, intercept=False, family=DiagonalGaussian)
-    rows = (np.random.default_rng(0).normal(size=(4, verdict.MOST_PARAMETERS + 1)), np.arange(4.0))
+    model = linear_regression(assessment.MOST_PARAMETERS + 1, noise_sd=1.0, intercept=False, family=DiagonalGaussian)
+    rows = (np.random.default_rng(0).normal(size=(4, assessment.MOST_PARAMETERS + 1)), np.arange(4.0))
     found = cavity.run(cavity.PVI(model), {"a": rows}, rounds=1).verdict
     assert found.verdict == "not assessed"
     assert "501 parameters" in str(found)
@@ -275,13 +279,13 @@ def test_a_summary_has_the_verdict_where_it_takes_seconds(monkeypatch):
 def test_the_verdict_is_found_once(monkeypatch):
     fit = clean(0).fit
     first = fit.verdict
-    monkeypatch.setattr(verdict, "judge", None)
+    monkeypatch.setattr(assessment, "assess", None)
     assert fit.verdict is first
     assert str(first) in str(fit.summary())
 
 
 def test_local_latents_and_rounds_that_were_not_run_have_no_verdict():
-    fit = cavity.run(cavity.PVI(logistic_regression(1)), {"a": (np.ones((3, 1)), np.array([0.0, 1, 1]))}, rounds=0)
+    fit = prepare(cavity.PVI(logistic_regression(1)), {"a": (np.ones((3, 1)), np.array([0.0, 1, 1]))})
     assert str(fit.verdict) == "not assessed: no round has been run"
 
 
@@ -312,7 +316,7 @@ def test_corrected_values_are_in_the_units_of_the_summary():
     age = rng.normal(60, 10, 400)
     y = (rng.random(400) < 1 / (1 + np.exp(-(age - 60) / 20))).astype(int)
     tables = {"a": pandas.DataFrame({"y": y, "age": age})[:150], "b": pandas.DataFrame({"y": y, "age": age})[150:]}
-    fit = cavity.regression("y ~ age", tables, family="logistic", standardise=True)
+    fit = cavity.regression("y ~ age", tables, family="logistic")
     summary, found = fit.summary(), fit.verdict
     for estimate in summary:
         assert found.means[estimate.name] == pytest.approx(estimate.mean, abs=0.1 * estimate.sd)

@@ -102,7 +102,7 @@ def test_draws_and_summary_of_a_silo():
     check_moments(draws["own"], mean[places], covariance[np.ix_(places, places)])
     summary = client.summary(level=0.9, num_draws=NUM_DRAWS)
     assert [estimate.name for estimate in summary] == [f"own[{unit}]" for unit in units]
-    assert summary.remarks == ("silo 'silo1'",)
+    assert summary.remarks == ("client 'silo1'",)
     for unit, place in zip(units, places, strict=True):
         sd = np.sqrt(covariance[place, place])
         estimate = summary[f"own[{unit}]"]
@@ -139,8 +139,8 @@ def check_prediction(predicted, mean, variance):
     sd = np.sqrt(variance)
     np.testing.assert_array_less(np.abs(np.asarray(predicted.mean) - mean), 5 * sd / np.sqrt(NUM_DRAWS))
     np.testing.assert_allclose(predicted.sd, sd, rtol=5 / np.sqrt(2 * NUM_DRAWS))
-    np.testing.assert_allclose(predicted.lower, mean - 1.645 * sd, atol=0.06 * sd.max())
-    np.testing.assert_allclose(predicted.upper, mean + 1.645 * sd, atol=0.06 * sd.max())
+    np.testing.assert_allclose(predicted.lower, mean - 1.96 * sd, atol=0.06 * sd.max())
+    np.testing.assert_allclose(predicted.upper, mean + 1.96 * sd, atol=0.06 * sd.max())
 
 
 def of_unit(place, x):
@@ -187,10 +187,10 @@ def test_predictions_at_a_new_silo():
 
 def test_what_is_not_there_is_said(tmp_path):
     fit = fitted()
-    with pytest.raises(CavityError, match="no silo 'york'; there are silo0, silo1, silo2"):
+    with pytest.raises(CavityError, match="no client 'york'; choose one of: silo0, silo1, silo2"):
         fit.local("york")
     for change in (lambda: fit.withdraw(SILO), fit.influence):
-        with pytest.raises(CavityError, match="SFVI keeps no factor per silo"):
+        with pytest.raises(CavityError, match="SFVI keeps no factor per client"):
             change()
     fit.save(tmp_path / "fit.npz")
     alone = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm)

@@ -125,7 +125,7 @@ def test_a_start_without_a_gradient_has_not_converged():
     model = numpyro_model(normal, {"y": OUTCOMES}, start={"tau": -600.0})
     fit = cavity.run(cavity.PVI(model), shared_out({"y": OUTCOMES}, 3))
     assert not fit.converged
-    assert "not converged: tau at the edge of floating point; give a less vague prior" in str(fit.summary())
+    assert "not converged: tau at the limit of floating point; give a less vague prior" in str(fit.summary())
 
 
 def test_a_posterior_wider_than_its_prior_has_not_converged():

@@ -1,8 +1,9 @@
-"""Messages and files that somebody has made with care: each is refused, with the error for it, and in little memory."""
+"""Messages and files that an attacker has crafted: each is refused with a proper error, and in little memory."""
 
 import io
 import json
 import struct
+import sys
 import tracemalloc
 import zipfile
 import zlib
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 import cavity
+from cavity.core.messages import Acknowledgement, ClientInput, Message
+from cavity.distributions import Gamma
 from cavity.errors import CheckpointError, ProtocolError
-from cavity.io import serialization
+from cavity.io import serialization, type_table
 from cavity.io.checkpoints import CHECKPOINT
 from cavity.network import protocol
 from cavity.network.protocol import Envelope, Identity, Kind, decode, encode
@@ -24,14 +27,21 @@ from tests.post_office import PostOffice
 
 MOST = 64 * 2**20
 NUMBERS = "{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }"
+ENVELOPE, MESSAGE, INPUT, ACKNOWLEDGEMENT, GAMMA = map(
+    type_table.name_of, (Envelope, Message, ClientInput, Acknowledgement, Gamma)
+)
 TWO = struct.pack("<2d", 1.0, 2.0)
-LETTER = {"kind": "here", "study": "hash", "run": "run", "client": "leeds"}
+HEADERS = {"kind": "here", "study": "hash", "run": "run", "client": "leeds"}
+
+
+PATH, IDENTIFIER = "cavity.core.messages:Acknowledgement", ACKNOWLEDGEMENT.partition("/")[0]
+ACCEPTED = {"sequence": 1, "exponent": 1}
 
 
 def envelope(body):
-    """The manifest's tree of a letter with this body."""
-    fields = {**LETTER, "body": {"dict": [["settings", "{}"], ["x", body]]}}
-    return {"module": "cavity.network.protocol:Letter", "fields": fields}
+    """The tree of the manifest of an envelope with this body."""
+    fields = {**HEADERS, "body": {"dict": [["settings", "{}"], ["x", body]]}}
+    return {"type": ENVELOPE, "fields": fields}
 
 
 def manifest(tree):
@@ -45,7 +55,7 @@ def body(node):
 
 
 def text(node):
-    """A body in JSON that `json.dumps` would not write."""
+    """A message whose body is this JSON, which `json.dumps` would not write."""
     return archive(
         [manifest(json.dumps({"format": serialization.FORMAT, "tree": envelope("HERE")}).replace('"HERE"', node))]
     )
@@ -61,7 +71,7 @@ def header(**parts):
 
 
 def zipped(method, entry=None, flags=0):
-    """As other programs write archives."""
+    """An archive as other programs write it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as file:
         file.writestr("x.npy", npy(NUMBERS, TWO) if entry is None else entry)
@@ -74,7 +84,7 @@ def zipped(method, entry=None, flags=0):
 
 
 def with_method(number, entry=None):
-    """An entry that says that it is compressed in this way."""
+    """An entry whose header states this compression method."""
     content = bytearray(zipped(zipfile.ZIP_STORED, entry))
     for signature, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         at = content.index(signature) + place
@@ -83,7 +93,7 @@ def with_method(number, entry=None):
 
 
 def bomb(megabytes=1024):
-    """A megabyte that becomes a gigabyte: one compressed megabyte of zeros, again and again."""
+    """A megabyte that becomes a gigabyte when it is decompressed: one compressed megabyte of zeros, repeated."""
     block = zlib.compressobj(9, wbits=-15)
     zeros = block.compress(bytes(2**20)) + block.flush(zlib.Z_FULL_FLUSH)
     ending = zlib.compressobj(9, wbits=-15).flush()
@@ -115,9 +125,7 @@ CRAFTED = {
     "deflated nonsense": lambda: with_method(8, b"\xff" * 40),
     "bzip2 nonsense": lambda: with_method(12, b"\xff" * 40),
     "lzma nonsense": lambda: with_method(14, b"\x09\x04\x05\x00" + b"\xff" * 40),
-    "a size that is not there": lambda: archive([manifest(envelope(1))]).replace(
-        b"\x01\x00\x10\x00", b"\x01\x00\x10\x01"
-    ),
+    "a size beyond the end": lambda: archive([manifest(envelope(1))]).replace(b"\x01\x00\x10\x00", b"\x01\x00\x10\x01"),
     "an entry beyond the end": lambda: archive([manifest(envelope(1))])[:60],
     "no entries": lambda: archive([]),
     "a name twice": lambda: archive([("x.npy", npy(NUMBERS, TWO))] * 2 + [manifest(envelope({"array": "x"}))]),
@@ -144,9 +152,9 @@ CRAFTED = {
     "times": lambda: with_array(header(descr="'<M8[s]'")),
     "an item of gigabytes": lambda: with_array(header(descr="'<U99999999'")),
     "items without a size": lambda: with_array(header(descr="'<U0'", shape="(999999999,)"), b""),
-    "truth values that are neither": lambda: with_array(header(descr="'|b1'"), b"\x07\x09"),
+    "booleans that are neither": lambda: with_array(header(descr="'|b1'"), b"\x07\x09"),
     "text beyond Unicode": lambda: with_array(header(descr="'<U1'"), b"\xff" * 8),
-    "fewer elements than it says": lambda: with_array(header(shape="(3,)")),
+    "fewer elements than declared": lambda: with_array(header(shape="(3,)")),
     # the manifest
     "a float beyond all floats": lambda: body({"float": "0x1p+99999"}),
     "a float of a megabyte": lambda: body({"float": "0x" + "1" * 10**6}),
@@ -163,48 +171,67 @@ CRAFTED = {
     "not UTF-8": lambda: text('"hull"').replace(b"hull", b"\xff\xfe\xfd\xfc"),
     "lists in lists": lambda: text("[" * 100_000),
     "lists in lists that are closed": lambda: text(nested(150)),
-    "a tree that is nested too deep to walk": lambda: text(nested(330)),
+    "a tree that is nested too deep": lambda: text(nested(330)),
     "a megabyte of empty objects": lambda: text('{"list": [' + "{}," * 330_000 + "1]}"),
-    "more manifest than anybody writes": lambda: text('{"list": [' + "1," * 10**6 + "1]}"),
+    "a manifest beyond the limit": lambda: text('{"list": [' + "1," * 10**6 + "1]}"),
     "one array for all": lambda: archive(
         [("x.npy", npy(NUMBERS, TWO)), manifest(envelope({"list": [{"array": "x"}] * 9999}))]
     ),
-    "more arrays than anybody sends": lambda: archive(
+    "arrays beyond the limit": lambda: archive(
         [(f"{i}.npy", npy(NUMBERS, TWO)) for i in range(12_000)]
         + [manifest(envelope({"list": [{"array": str(i)} for i in range(12_000)]}))]
     ),
-    "an array that nobody asks for": lambda: archive([("x.npy", npy(NUMBERS, TWO)), manifest(envelope(1))]),
+    "an array that is not used": lambda: archive([("x.npy", npy(NUMBERS, TWO)), manifest(envelope(1))]),
     "the manifest as an array": lambda: body({"array": "manifest"}),
     "a manifest of floats": lambda: archive([(f"{serialization.MANIFEST}.npy", npy(NUMBERS, TWO))]),
     # classes
-    "the command": lambda: body({"module": "cavity.cli.main:app", "fields": {}}),
-    "an experiment": lambda: body({"module": "cavity_experiments.runner:Result", "fields": {}}),
-    "a plain class": lambda: body({"module": "cavity.io.checkpoints:RunDirectory", "fields": {}}),
-    "another name of a class": lambda: body({"module": "cavity.ledger:Settlement", "fields": {}}),
-    "an abstract class": lambda: body({"module": "cavity.core.solver:Loss", "fields": {}}),
-    "no class": lambda: body({"module": None, "fields": {}}),
-    "fields in a list": lambda: body({"module": "cavity.core.messages:Settlement", "fields": []}),
-    "a report for a number": lambda: body(
-        {"module": "cavity.core.messages:Settlement", "fields": {"sequence": {"list": []}, "exponent": 1}}
-    ),
-    "a text for a brief": lambda: body(
+    "a path of the command": lambda: body({"type": "cavity.cli.main:app", "fields": {}}),
+    "a path of an experiment": lambda: body({"type": "cavity_experiments.runner:Result", "fields": {}}),
+    "a path of a plain class": lambda: body({"type": "cavity.io.checkpoints:RunDirectory", "fields": {}}),
+    "a path of a function": lambda: body({"type": "os:system", "fields": {}}),
+    "a path of a class in the table": lambda: body({"type": PATH, "fields": {"sequence": 1, "exponent": 1}}),
+    "a path with a version": lambda: body({"type": f"{PATH}/1", "fields": {"sequence": 1, "exponent": 1}}),
+    "a path as in format 2": lambda: body({"module": PATH, "fields": {"sequence": 1, "exponent": 1}}),
+    "a dotted path": lambda: body({"type": "cavity.core.messages.Acknowledgement/1", "fields": ACCEPTED}),
+    "a path behind the prefix of outside classes": lambda: body({"type": "user:os:system", "fields": {}}),
+    "an outside class that nobody gave": lambda: body({"type": "user:Anything", "fields": {}}),
+    "an abstract class": lambda: body({"type": "core.loss/1", "fields": {}}),
+    "an unknown identifier": lambda: body({"type": "core.nothing/1", "fields": {}}),
+    "no version": lambda: body({"type": IDENTIFIER, "fields": ACCEPTED}),
+    "a later version": lambda: body({"type": f"{IDENTIFIER}/99", "fields": ACCEPTED}),
+    "version zero": lambda: body({"type": f"{IDENTIFIER}/0", "fields": ACCEPTED}),
+    "a negative version": lambda: body({"type": f"{IDENTIFIER}/-1", "fields": ACCEPTED}),
+    "a version with a zero before it": lambda: body({"type": f"{IDENTIFIER}/01", "fields": ACCEPTED}),
+    "a version of a million digits": lambda: body({"type": f"{IDENTIFIER}/" + "1" * 900_000, "fields": ACCEPTED}),
+    "a version in other digits": lambda: body({"type": f"{IDENTIFIER}/\u0661", "fields": ACCEPTED}),
+    "no class": lambda: body({"type": None, "fields": {}}),
+    "a class and something else": lambda: body({"type": ACKNOWLEDGEMENT, "fields": ACCEPTED, "x": 1}),
+    "fields in a list": lambda: body({"type": ACKNOWLEDGEMENT, "fields": []}),
+    "a field too many": lambda: body({"type": ACKNOWLEDGEMENT, "fields": {**ACCEPTED, "__class__": 1}}),
+    "a field too few": lambda: body({"type": ACKNOWLEDGEMENT, "fields": {"sequence": 1}}),
+    "a list for a number": lambda: body({"type": ACKNOWLEDGEMENT, "fields": {"sequence": {"list": []}, "exponent": 1}}),
+    "a text for the inputs of a client": lambda: body(
         {
-            "module": "cavity.core.messages:Message",
-            "fields": {"client": "leeds", "version": 1, "sequence": 1, "settled": None, "inputs": "x"},
+            "type": MESSAGE,
+            "fields": {
+                "client": "leeds",
+                "version": 1,
+                "sequence": 1,
+                "settled": {"type": ACKNOWLEDGEMENT, "fields": ACCEPTED},
+                "inputs": "x",
+            },
         }
     ),
     "a number for a name": lambda: archive(
-        [manifest({"module": "cavity.network.protocol:Letter", "fields": {**LETTER, "run": 3, "body": {"dict": []}}})]
+        [manifest({"type": ENVELOPE, "fields": {**HEADERS, "run": 3, "body": {"dict": []}}})]
     ),
-    "a text for a distribution's array": lambda: body(
-        {"module": "cavity.distributions.conjugate:Gamma", "fields": {"shape_less_one": "x", "rate": 1}}
-    ),
+    "a text for a distribution's array": lambda: body({"type": GAMMA, "fields": {"shape_less_one": "x", "rate": 1}}),
 }
 
 
 @pytest.mark.parametrize("kind", CRAFTED)
 def test_a_crafted_message_is_refused(kind):
-    """With the right signature, so that it is read."""
+    """The signature is right, so the content is read."""
     with pytest.raises(ProtocolError, match="cannot be read"):
         decode(fuzzing.signed("leeds", serialization.seal(CRAFTED[kind]())), fuzzing.verify)
 
@@ -214,7 +241,7 @@ def test_a_crafted_message_is_refused(kind):
     [
         "a megabyte that becomes a gigabyte",
         "a megabyte of empty objects",
-        "more manifest than anybody writes",
+        "a manifest beyond the limit",
         "one array for all",
         "a shape of terabytes",
     ],
@@ -230,21 +257,33 @@ def test_a_crafted_message_takes_little_memory(kind):
 
 
 FOR_MESSAGES_ONLY = {
-    "more manifest than anybody writes",
-    "more arrays than anybody sends",
-}  # a file may be of a hundred thousand clients
+    "a manifest beyond the limit",
+    "arrays beyond the limit",
+}  # a file may have a hundred thousand clients
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CRAFTED if kind not in FOR_MESSAGES_ONLY])
 def test_a_crafted_file_is_refused(tmp_path, kind):
     (tmp_path / CHECKPOINT).write_bytes(serialization.seal(CRAFTED[kind]()))
-    with pytest.raises(CheckpointError, match="start the run anew"):
+    with pytest.raises(CheckpointError, match="restart the run"):
         cavity.load(tmp_path)
 
 
-def test_what_the_crafted_ones_are_made_of_is_accepted():
-    """Or the tests above would prove nothing."""
-    for content in (with_array(header()), body({"float": "0x1p+0"}), text('"\\ud83d\\ude00"'), text(nested(40))):
+def test_the_parts_of_the_crafted_messages_are_accepted():
+    """Otherwise the tests above would prove nothing."""
+    inputs = {"type": INPUT, "fields": {"posterior": 1, "entry": 1, "shared": None}}
+    acknowledgement = {"type": ACKNOWLEDGEMENT, "fields": ACCEPTED}
+    message = {"client": "leeds", "version": 1, "sequence": 1, "settled": acknowledgement, "inputs": inputs}
+    accepted = (
+        with_array(header()),
+        body({"float": "0x1p+0"}),
+        body(acknowledgement),
+        body({"type": MESSAGE, "fields": message}),
+        body({"type": GAMMA, "fields": {"shape_less_one": 1, "rate": 1}}),
+        text('"\\ud83d\\ude00"'),
+        text(nested(40)),
+    )
+    for content in accepted:
         decode(fuzzing.signed("leeds", serialization.seal(content)), fuzzing.verify)
 
 
@@ -252,31 +291,31 @@ def test_a_message_imports_nothing(monkeypatch):
     import importlib
 
     monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    for module in ("cavity.models.topics", "cavity.cli.main", "cavity.models.nothing"):
-        content = body({"module": f"{module}:Thing", "fields": {}})
-        with pytest.raises(ProtocolError, match="not a component"):
-            decode(fuzzing.signed("leeds", serialization.seal(content)), fuzzing.verify)
+    monkeypatch.delitem(sys.modules, "cavity.models.topics", raising=False)
+    type_table._in_table.cache_clear()
+    for name in ("models.prod_lda/1", "cavity.models.topics:ProdLDA", "cavity.cli.main:app", "models.nothing/1"):
+        with pytest.raises(ProtocolError, match="not a type that"):
+            decode(fuzzing.signed("leeds", serialization.seal(body({"type": name, "fields": {}}))), fuzzing.verify)
 
 
-def test_a_file_imports_parts_only(monkeypatch):
+def test_a_file_imports_only_what_the_table_names(monkeypatch):
     import importlib
 
     imported = []
     monkeypatch.setattr(importlib, "import_module", lambda name: imported.append(name))
-    for module in (
-        "cavity.cli.main",
-        "cavity_experiments.runner",
-        "cavity.network.flower",
-        "cavity.network.keys",
-        "os",
-    ):
+    type_table._in_table.cache_clear()
+    paths = ("cavity.cli.main", "cavity_experiments.runner", "cavity.network.flower", "cavity.network.keys", "os")
+    for name in [*(f"{module}:Thing" for module in paths), *paths, *(f"{module}/1" for module in paths), "user:os"]:
         with pytest.raises(CheckpointError):
-            serialization.from_bytes(serialization.seal(body({"module": f"{module}:Thing", "fields": {}})))
+            serialization.from_bytes(serialization.seal(archive([manifest({"type": name, "fields": {}})])))
     assert imported == []
+    with pytest.raises(CheckpointError):
+        serialization.from_bytes(serialization.seal(archive([manifest({"type": "models.prod_lda/1", "fields": {}})])))
+    assert imported == ["cavity.models.topics"]
 
 
 class TestGreetings:
-    """A holder of some client's key reaches the server; what it says is read only if the key is the right one."""
+    """A greeting is read only if it is signed with the key of the client that it names."""
 
     def session(self, said):
         verify = {name: (lambda content, seal, name=name: seal == name.encode()) for name in ("leeds", "york")}
@@ -287,14 +326,14 @@ class TestGreetings:
         made = Envelope(Kind.HERE.value, "hash", "run", client, {"settings": "{}"} | parts)
         return encode(made, lambda content: seal)
 
-    def test_an_honest_one(self):
+    def test_a_valid_greeting(self):
         session = self.session([])
         session._greeted("1", "leeds", Delivery("1", self.greeting()))
         assert session.homes == {"leeds": "1"}
 
     @pytest.mark.parametrize("known", ["york", None])
-    def test_nothing_is_read_without_the_right_signature(self, monkeypatch, caplog, known):
-        """Half a thousand bytes, not signed, from a holder of another client's key."""
+    def test_nothing_is_read_without_a_valid_signature(self, monkeypatch, caplog, known):
+        """Unsigned bytes from a holder of the key of another client."""
         monkeypatch.setattr(serialization, "from_bytes", lambda *args, **options: pytest.fail("it was read"))
         session = self.session([])
         for data in (self.greeting(seal=b""), self.greeting(seal=b"other"), b"\0" * 533, b"", protocol.MAGIC):
@@ -303,7 +342,7 @@ class TestGreetings:
         assert caplog.text.count("did not say who it is") == 5
         assert session._notices["1"]  # the next greeting says why
 
-    def test_a_crafted_one_does_not_end_the_server(self, caplog):
+    def test_a_crafted_greeting_does_not_stop_the_server(self, caplog):
         session = self.session([])
         for content in (bomb(), zipped(zipfile.ZIP_STORED, flags=1), text(nested(330))):
             whole = b"\x05leeds" + serialization.seal(content)
@@ -319,7 +358,7 @@ class TestGreetings:
         assert session.homes == {}
         assert said == ["a client is refused: the key of 'york' was used by 'leeds'"]
 
-    def test_the_name_in_plain_text_is_the_name_inside(self):
+    def test_the_name_in_the_header_must_be_the_name_in_the_content(self):
         content = serialization.to_bytes(Envelope(Kind.HERE.value, "hash", "run", "york", {}))
         with pytest.raises(ProtocolError, match="two clients"):
             decode(fuzzing.signed("leeds", content), fuzzing.verify)
@@ -337,7 +376,7 @@ class TestGreetings:
         with pytest.raises(ProtocolError, match="signature|not text"):
             decode(bytes(data), fuzzing.verify)
 
-    def test_what_a_peer_writes_is_shown_without_its_control_characters(self, caplog):
+    def test_control_characters_of_a_peer_are_escaped(self, caplog):
         said = []
         session = self.session(said)
         session._greeted("1", "leeds", Delivery("1", self.greeting("\x1b[2Jyork\n" + "x" * 240)))

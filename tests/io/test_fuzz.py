@@ -1,4 +1,4 @@
-"""Changed messages and files, sealed and signed again, are accepted or refused; `tools/fuzz.py` plays a million."""
+"""Changed messages and files, sealed and signed again, are accepted or refused; `tools/fuzz.py` tries a million."""
 
 import random
 from collections import Counter
@@ -26,8 +26,8 @@ def files(tmp_path_factory):
     return Files(tmp_path_factory.mktemp("files"))
 
 
-def test_messages_as_they_should_be_are_accepted(receivers):
-    """Or the test below would prove nothing."""
+def test_valid_messages_are_accepted(receivers):
+    """Otherwise the test below would prove nothing."""
     for kind in ("greeting", "reply", "totals"):
         assert receivers.served(kind, serialization.seal(receivers.to_server[kind].container))
     for kind, parts in receivers.to_client.items():
@@ -40,7 +40,7 @@ def test_changed_messages(receivers, seed):
     play_messages(receivers, random.Random(seed), Counter())
 
 
-def test_files_as_they_should_be_are_accepted(files):
+def test_valid_files_are_accepted(files):
     for kind, parts in files.kinds.items():
         assert files.read(kind, serialization.seal(parts.container)), kind
 

@@ -1,4 +1,4 @@
-"""What a run, a server and a client write is for their owner alone, whatever the umask."""
+"""Only the owner can read what a run, a server and a client write, whatever the umask."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from cavity.network.run_directory import Requests, only_one, write_status
 
 @pytest.fixture(autouse=True)
 def open_umask():
-    """Without a umask every file would be everybody's."""
+    """With a umask of 0, files that set no mode of their own are open to all users."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -30,13 +30,13 @@ def mode(path: Path) -> int:
 
 
 def exposed(folder: Path) -> list[Path]:
-    """What others could enter, read or write."""
+    """What other users could enter, read or write."""
     return [path for path in (folder, *folder.rglob("*")) if mode(path) & 0o077]
 
 
 @pytest.fixture
 def own_logging():
-    """A log file of Cavity's logger ends with the test."""
+    """Handlers that a test adds to the logger are removed after it."""
     logger = logging.getLogger("cavity")
     before = logger.handlers[:], logger.level, logger.propagate
     yield
@@ -48,7 +48,7 @@ def own_logging():
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_all_that_is_written_in_a_run(tmp_path):
+def test_everything_that_a_run_writes_is_private(tmp_path):
     folder = tmp_path / "runs" / "trial"
     with only_one(folder, "a server"):
         say = logging_to(folder / "server.log")
@@ -72,7 +72,7 @@ def test_a_child_creates_private_files(tmp_path):
     assert mode(tmp_path / "made") == 0o600
 
 
-def test_an_older_looser_folder_and_file_are_closed(tmp_path):
+def test_existing_folders_and_files_become_private(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir(0o755)
     (folder / "checkpoint.npz").touch(0o644)
@@ -82,10 +82,10 @@ def test_an_older_looser_folder_and_file_are_closed(tmp_path):
     assert exposed(folder) == []
 
 
-def test_a_folder_of_all_users_is_refused(tmp_path):
+def test_a_folder_that_all_users_can_write_to_is_refused(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir(0o777)
-    with pytest.raises(CavityError, match="every user can write to this folder; give one of your own"):
+    with pytest.raises(CavityError, match="every user can write to this folder; use one of your own"):
         private_folder(shared)
     assert mode(shared) == 0o777
 
@@ -98,11 +98,11 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(Path, "chmod", refuse)
-    with pytest.raises(CavityError, match="cannot be closed to them"):
+    with pytest.raises(CavityError, match="cannot change that because it is not yours"):
         private_folder(theirs)
 
 
-def test_saving_a_file_leaves_the_folder_around_it_as_it_is(tmp_path):
+def test_saving_a_file_does_not_change_the_mode_of_an_existing_folder(tmp_path):
     here = tmp_path / "notes"
     here.mkdir(0o755)
     RunDirectory(here).write_fit("fit.npz", {"mean": np.zeros(2)}, [])

@@ -89,12 +89,12 @@ def test_summary_and_weights_of_draws():
     assert "nan" not in text
     assert "inf" not in text
     assert "approximation: exact for practical purposes" in text
-    with pytest.raises(CavityError, match="improper prior there is no evidence"):
+    with pytest.raises(CavityError, match="no evidence under an improper prior"):
         fit.log_evidence
-    with pytest.raises(CavityError, match="improper prior there is no evidence"):
+    with pytest.raises(CavityError, match="no evidence under an improper prior"):
         fit.importance_weights().log_evidence
     once = cavity.run(cavity.PVI(model()), PARTS, rounds=1)
-    assert "not converged: the residual is not known" in str(once.summary())
+    assert "not converged: the gap is not known" in str(once.summary())
     assert "gap" not in str(Progress(2, 9, 0, 2, once.history[-1]["gap"], 1.0, 1.0))
 
 
@@ -110,7 +110,7 @@ def test_weights_of_draws_say_what_the_family_lacks():
 
 def test_a_posterior_that_stays_improper_has_no_summary():
     fit = cavity.run(cavity.PVI(model()), {"leeds": (X[:2], Y[:2])}, rounds=1)
-    with pytest.raises(ImproperError, match="do not tell every parameter"):
+    with pytest.raises(ImproperError, match="do not determine every parameter"):
         fit.summary()
 
 

@@ -443,7 +443,7 @@ def test_summary_draws_and_predictions_are_in_the_authors_terms():
     assert summary["rate"].sd == pytest.approx(sd, rel=0.05)
     middle = np.log(shape / rate) - 0.5 * s2
     for end, sign in ((summary["rate"].lower, -1.0), (summary["rate"].upper, 1.0)):
-        assert end == pytest.approx(np.exp(middle + sign * 1.6449 * np.sqrt(s2)), rel=0.02)
+        assert end == pytest.approx(np.exp(middle + sign * 1.96 * np.sqrt(s2)), rel=0.02)
     exposure = np.array([1.0, 3.0])
     predicted = fit.predict({"exposure": exposure}, num_draws=10_000)
     np.testing.assert_allclose(predicted.mean, exposure * mean, atol=3 * error)

@@ -161,7 +161,7 @@ def of_the_predictor(function):
     values = function(mean[:, None] + np.sqrt(variance)[:, None] * nodes)
     first = values @ weights
     sd = np.sqrt(values**2 @ weights - first**2)
-    quantiles = function(mean + np.sqrt(variance) * stats.norm.ppf([[0.05], [0.95]]))
+    quantiles = function(mean + np.sqrt(variance) * stats.norm.ppf([[0.025], [0.975]]))
     return first, sd, quantiles
 
 
@@ -176,7 +176,7 @@ def of_the_predictor(function):
     ids=["logistic", "probit", "poisson", "linear"],
 )
 def test_prediction(model, function, gap):
-    """In closed form and by draws, against quadrature: mean, standard deviation and 90 % interval of E[y | x]."""
+    """In closed form and by draws, against quadrature: mean, standard deviation and 95 % interval of E[y | x]."""
     mean, sd, (lower, upper) = of_the_predictor(function)
     closed = model.predict(POSTERIOR, NEW_ROWS, key=KEY, num_draws=None)
     assert np.max(np.abs(closed.mean - mean)) < gap
@@ -186,9 +186,9 @@ def test_prediction(model, function, gap):
     num_draws = 40_000
     drawn = model.predict(POSTERIOR, NEW_ROWS, key=KEY, num_draws=num_draws)
     assert (np.abs(drawn.mean - mean) < 5 * sd / np.sqrt(num_draws)).all()
-    for got, exact, level in ((drawn.lower, lower, 0.05), (drawn.upper, upper, 0.95)):
+    for got, exact, level in ((drawn.lower, lower, 0.025), (drawn.upper, upper, 0.975)):
         # a quantile's standard error is sqrt(p (1 - p) / n) over the density; bound it by the quantiles beside it
-        step = 5 * np.sqrt(0.05 * 0.95 / num_draws)
+        step = 5 * np.sqrt(0.025 * 0.975 / num_draws)
         mean_f, sd_f = predictor_moments()
         below, above = (function(mean_f + sd_f * stats.norm.ppf(level + side * step)) for side in (-1, 1))
         assert (got >= below).all()

@@ -95,7 +95,7 @@ KINDS = {
 
 def study_of(kind, **changes):
     _, outcome, extra = KINDS[kind]
-    text = STUDY.replace('kind = "logistic"\n', f'kind = "{kind}"\n{extra}').replace('type = "boolean"', outcome, 1)
+    text = STUDY.replace('family = "logistic"\n', f'family = "{kind}"\n{extra}').replace('type = "boolean"', outcome, 1)
     text = text.replace("max_total_rows = 10_000", "max_total_rows = 50")
     for old, new in changes.items():
         assert old in text

@@ -57,7 +57,7 @@ scaling = "none"
 clients = ["leeds", "york", "hull"]
 
 [model]
-kind = "linear"
+family = "linear"
 formula = "y ~ x"
 noise_sd = 0.7
 
@@ -370,7 +370,7 @@ class TestStudies:
     @pytest.mark.parametrize("how", ["far", "negative"])
     def test_a_reply_that_would_stop_the_others_is_refused(self, tmp_path, monkeypatch, how):
         """A posterior that clients would not answer, or a factor that takes away what others have said."""
-        text = FEDERATED.replace('kind = "linear"', 'kind = "logistic"').replace("noise_sd = 0.7\n", "")
+        text = FEDERATED.replace('family = "linear"', 'family = "logistic"').replace("noise_sd = 0.7\n", "")
         text = text.replace('[columns.y]\ntype = "number"', '[columns.y]\ntype = "boolean"').replace("1e-18", "1e-12")
         binary = {
             name: as_table({"x": table.columns["x"], "y": [float(y > 0) for y in table.columns["y"]]})
@@ -407,7 +407,7 @@ class TestStudies:
             for name, t in tables().items()
         }
         monkeypatch.setitem(globals(), "tables", lambda: shares)
-        text = FEDERATED.replace('kind = "linear"', 'kind = "logistic"').replace("noise_sd = 0.7\n", "")
+        text = FEDERATED.replace('family = "linear"', 'family = "logistic"').replace("noise_sd = 0.7\n", "")
         text = text.replace('[columns.y]\ntype = "number"', '[columns.y]\ntype = "boolean"').replace("1e-18", "1e-12")
         text = text.replace('[columns.x]\ntype = "number"', '[columns.x]\ntype = "number"\nrange = [0, 1]')
         house = House(tmp_path, text)
@@ -464,7 +464,7 @@ class TestStudies:
         """By a closing exchange, of which nothing is applied; the server started again asks again."""
         house = House(tmp_path, STUDY.replace("rounds = 60", "rounds = 2") + f"{parts}\n")
         fit = house.run()
-        pooled = run_study(replace(house.study, run=replace(house.study.run, rounds=0)), house.tables)
+        pooled = run_study(replace(house.study, run=replace(house.study.run, rounds=1)), house.tables)
         expected = evidence.bound(pooled.algorithm, fit.server.prior, fit.posterior, [pooled.clients])
         assert fit.log_evidence == pytest.approx(expected, abs=1e-9)
         assert (

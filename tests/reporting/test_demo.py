@@ -14,7 +14,7 @@ from cavity.reporting import indomethacin
 pytest.importorskip("matplotlib")
 
 ROW = re.compile(r"(federated|pooled|Indiana alone) +([+-][\d.]+) +([\d.]+) +([+-][\d.]+) to ([+-][\d.]+)")
-NORMAL_90 = 1.6448536269514722
+NORMAL_95 = 1.959963984540054
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_the_table_is_what_an_independent_fit_gives(demo, fit):
     rows = [hospitals["Indiana"]] if fit == "Indiana alone" else list(hospitals.values())
     mean, sd = gaussian_vi(rows)
     printed = np.array([[float(number) for number in row[1:]] for row in ROW.findall(demo[0]) if row[0] == fit])
-    expected = np.column_stack([mean, sd, mean - NORMAL_90 * sd, mean + NORMAL_90 * sd])
+    expected = np.column_stack([mean, sd, mean - NORMAL_95 * sd, mean + NORMAL_95 * sd])
     assert printed.shape == expected.shape == (5, 4)
     # three decimals are printed; what is left of the tolerance is far above the run's own (1e-6 nats)
     np.testing.assert_allclose(printed, expected, atol=5.5e-4)
@@ -66,8 +66,8 @@ def test_the_table_is_what_an_independent_fit_gives(demo, fit):
 def test_the_words_are_true(demo):
     hospitals, _ = indomethacin.admitted()
     mean, sd = (moment[1] for moment in gaussian_vi(list(hospitals.values())))
-    median, lower, upper = np.exp([mean, mean - NORMAL_90 * sd, mean + NORMAL_90 * sd])
-    assert f"by {median:.2f} (odds ratio, 90 % interval {lower:.2f} to {upper:.2f})" in demo[0]
+    median, lower, upper = np.exp([mean, mean - NORMAL_95 * sd, mean + NORMAL_95 * sd])
+    assert f"by {median:.2f} (odds ratio, 95 % interval {lower:.2f} to {upper:.2f})" in demo[0]
     probability = re.search(r"odds ratio is below 1 is ([\d.]+) %", demo[0])
     draws = np.random.default_rng(0).normal(mean, sd, 10**6)
     # a share of a million draws has a standard error below 0.05 %, and 0.05 % is lost in print
@@ -77,25 +77,36 @@ def test_the_words_are_true(demo):
 
 
 def test_rounds_and_bytes_are_told(demo):
-    rounds = re.findall(r"round (\d+): the posterior still moves by ([\d.e+-]+) nats, ([\d.]+) kB", demo[0])
+    rounds = re.findall(r"round (\d+): change ([\d.e+-]+) nats, ([\d.]+) kB", demo[0])
     assert [int(number) for number, _, _ in rounds] == list(range(1, len(rounds) + 1))
     assert float(rounds[-1][1]) < 1e-6
     total = re.search(r"Exchanged: (\d+) rounds, (\d+) messages to hospitals and (\d+) replies, ([\d.]+) kB", demo[0])
     assert total.groups() == (str(len(rounds)), str(3 * len(rounds)), str(3 * len(rounds)), rounds[-1][2])
-    assert "No row left a hospital" in demo[0]
+    assert "No patient's data left a hospital" in demo[0]
 
 
 def test_the_hospital_with_three_patients_is_left_out_and_told_why(demo):
     hospitals, left_out = indomethacin.admitted()
     assert {name: len(y) for name, (_, y) in hospitals.items()} == {"Indiana": 413, "Michigan": 164, "Kentucky": 22}
     assert left_out == {"Case Western": 3}
-    assert "Case Western is left out: 3 patients, and the study asks for 10" in demo[0]
+    assert "Case Western is left out: it has only 3 patients, and the study requires 10" in demo[0]
     assert "3 rows for 5 coefficients" in demo[0]
+    assert "602 patients of 4 hospitals: Indiana 413, Michigan 164, Kentucky 22, Case Western 3." in demo[0]
+
+
+def test_the_level_of_intervals_can_be_chosen(tmp_path, command):
+    code, out, _ = command("demo", "--out", str(tmp_path), "--level", "0.5")
+    assert code == 0
+    assert "50 % interval" in out
+    assert "95 % interval" not in out
+    code, _, err = command("demo", "--out", str(tmp_path), "--level", "95")
+    assert code != 0
+    assert "level is a probability between 0 and 1" in err
 
 
 def test_the_picture_is_there(demo):
     text, folder = demo
-    assert f"Picture: {folder}/indomethacin.png" in text
+    assert f"Figure: {folder}/indomethacin.png" in text
     picture = (folder / "indomethacin.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000

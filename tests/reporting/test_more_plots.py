@@ -97,8 +97,8 @@ def test_many_clients_are_not_named():
         ({"levels": (0.1, 0.5, 0.8, 0.9)}, "pairs around one half"),
         ({"levels": (0.9, 0.1)}, "pairs around one half"),
         ({"levels": (0.1, 0.5, 0.9)}, "pairs around one half"),
-        ({"levels": tuple(np.arange(1, 9) / 9)}, "3 bands; the levels ask for 4"),
-        ({"inducing": {"CPO": (X, X)}}, "'PVI' has no inducing inputs; there are those of: CPO"),
+        ({"levels": tuple(np.arange(1, 9) / 9)}, "at most 3 bands can be drawn; the levels give 4"),
+        ({"inducing": {"CPO": (X, X)}}, "'PVI' has no inducing inputs; there are inducing inputs of: CPO"),
         ({"inducing": {}}, "'PVI' has no inducing inputs"),
     ],
 )
@@ -187,7 +187,7 @@ def test_maps_refuse():
         plots.maps({}, label="F")
     with pytest.raises(CavityError, match=r"'truth': .* \(3, 2\) and \(2,\)"):
         plots.maps({"truth": (PLACES, np.zeros(2))}, label="F")
-    with pytest.raises(CavityError, match="inducing inputs of CPO: there is no such panel, only truth"):
+    with pytest.raises(CavityError, match="inducing inputs of CPO: no such panel; choose from: truth"):
         plots.maps({"truth": (PLACES, np.zeros(3))}, label="F", inducing={"CPO": PLACES})
     with pytest.raises(CavityError, match="no client"):
         plots.territories({})

@@ -80,7 +80,7 @@ def test_compare_shows_one_number_of_several_runs():
 
 
 def test_convergence_names_what_the_history_lacks():
-    with pytest.raises(CavityError, match=r"no 'speed'; it has round, communications, residual, kl"):
+    with pytest.raises(CavityError, match=r"no 'speed'; it has round, communications, gap, kl"):
         plots.compare({"run": HISTORY}, "speed")
     with pytest.raises(CavityError, match="nothing to draw"):
         plots.convergence([])
@@ -97,7 +97,7 @@ def test_plots_draw_on_given_axes():
 
 def test_neither_a_display_nor_pyplot_is_needed(tmp_path):
     program = (
-        "import sys\nfrom cavity import plots\n"
+        "import sys\nfrom cavity.reporting import plots\n"
         "figure = plots.convergence([{'round': 1, 'gap': 1.0}, {'round': 2, 'gap': 0.1}])\n"
         "figure.savefig('a.png')\n"
         "print('matplotlib.pyplot' in sys.modules)"
@@ -157,15 +157,15 @@ def test_calibration_groups_by_risk_and_compares_with_shares():
     assert together.get_linestyle() == "None"
     (intervals,) = figure.axes[0].collections  # rings have none
     ends = np.array([segment[:, 1] for segment in intervals.get_segments()])
-    # Wilson, z = 1.645, n = 3: (1/3 + 0.4509 +- 1.645 sqrt(2/27 + 0.0752)) / 1.9019
-    np.testing.assert_allclose(ends[0], [0.0783, 0.7465], atol=2e-4)
-    np.testing.assert_allclose(ends[1], [1 - 0.7465, 1 - 0.0783], atol=2e-4)
+    # Wilson, z = 1.96, n = 3: (1/3 + 0.6402 +- 1.96 sqrt(2/27 + 0.1067)) / 2.2805
+    np.testing.assert_allclose(ends[0], [0.0615, 0.7923], atol=2e-4)
+    np.testing.assert_allclose(ends[1], [1 - 0.7923, 1 - 0.0615], atol=2e-4)
 
 
 def test_calibration_refuses_what_is_not_there():
     with pytest.raises(CavityError, match="at least one"):
         plots.calibration({}, np.array([0, 1]))
-    with pytest.raises(CavityError, match="no 'pooled' to draw as rings; there is: alone"):
+    with pytest.raises(CavityError, match="no 'pooled' to draw as rings; choose one of: alone"):
         plots.calibration({"alone": np.array([0.2, 0.4])}, np.array([0, 1]), rings="pooled")
 
 

@@ -13,7 +13,7 @@ SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ran
 
 
 def least_squares(x, y):
-    """Coefficients, the intercept first, and their standard errors; in units in which nothing is lost."""
+    """Coefficients, the intercept first, and their standard errors; in units that lose no digits."""
     centre, scale, middle = x.mean(0), x.std(0), y.mean()
     z = np.column_stack([np.ones(len(y)), (x - centre) / scale])
     found = np.linalg.lstsq(z, y - middle)[0]
@@ -48,7 +48,7 @@ FORMULA = "y ~ x0 + x1 + x2"
 
 @cache
 def fitted(seed, factor=1.0, num_clients=3):
-    """With all defaults, in single precision as Python has it."""
+    """With all defaults, in single precision."""
     x, y = drawn(seed)
     with jax.enable_x64(False):
         return cavity.regression(FORMULA, frames(x, factor * y, num_clients), family="linear")
@@ -123,7 +123,7 @@ def test_costs_near_twelve_thousand():
     """With the prior N(0, 10^2) on everything the effect of the drug was 0.4."""
     columns = costs()
     (_, effect, slope), _ = by_least_squares(columns, "cost")
-    fit = cavity.regression("cost ~ rx + age", split(columns, 3), family="linear", levels=LEVELS, standardise=True)
+    fit = cavity.regression("cost ~ rx + age", split(columns, 3), family="linear", levels=LEVELS)
     summary = fit.summary()
     assert abs(summary["rx[T.drug]"].mean - effect) < 0.05 * summary["rx[T.drug]"].sd
     assert abs(summary["age"].mean - slope) < 0.05 * summary["age"].sd
@@ -155,8 +155,8 @@ def test_twelve_rows_shrink_a_little():
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_a_client_whose_outcomes_are_all_alike(double):
-    """By itself it fits exactly and pulls the noise to 0; the run then ended anywhere, and counted as converged."""
+def test_a_client_whose_outcomes_are_all_equal(double):
+    """Its own rows fit exactly and would pull the noise to 0."""
     columns = costs(3)
     columns["cost"][::3] = 12_000.0
     (_, effect, slope), _ = by_least_squares(columns, "cost")
@@ -205,7 +205,7 @@ def test_group_means_without_an_intercept():
     ],
 )
 def test_scaling_does_not_change_the_model(formula, x):
-    """An interaction without its main effects is another model of centred columns; a logarithm has none of them."""
+    """Centring would change the model of an interaction without main effects; a logarithm needs the raw column."""
     columns = costs(6)
     columns["id"] = 2019 + np.arange(300) / 300
     fit = cavity.regression(formula, split(columns, 3), family="linear")
@@ -232,7 +232,7 @@ def test_counts_and_rates_of_any_size(family, rate):
     assert abs(estimate.mean - theta[1] / age.std()) < 0.05 * estimate.sd
 
 
-def test_a_fit_says_its_units():
+def test_a_fit_reports_its_units():
     fit = cavity.regression("cost ~ rx + age", split(costs(), 3), family="linear", levels=LEVELS)
     assert "coefficients are per unit of the data; the prior and fit.posterior are of scaled columns" in fit.units
     assert fit.units in str(fit.summary())
@@ -245,8 +245,8 @@ def test_a_fit_says_its_units():
     assert "as they were given" in cavity.run(cavity.PVI(plain), {"a": (x, x[:, 0])}).units
 
 
-def test_a_shifted_square_is_that_of_the_data():
-    """Of a scaled age it would be nearly collinear with the age, and its prior would take the curvature away."""
+def test_a_shifted_square_is_in_the_units_of_the_data():
+    """The square of a scaled age would be nearly collinear with the age, and its prior would remove the curvature."""
     rng = np.random.default_rng(0)
     age = rng.normal(50, 10, 600)
     y = 120 + 0.5 * (age - 50) + 0.05 * (age - 50) ** 2 + 5 * rng.normal(size=600)
@@ -258,7 +258,7 @@ def test_a_shifted_square_is_that_of_the_data():
 
 
 def test_the_sd_of_a_prediction_far_from_zero():
-    """Of outcomes near 12,000 in single precision: not a difference of two large squares."""
+    """Outcomes are near 12,000 in single precision, so the sd must not be a difference of two large squares."""
     rng = np.random.default_rng(1)
     g = rng.choice(["u", "v"], 600)
     y = 12_000 + 3 * (g == "v") + 3 * rng.normal(size=600)
@@ -272,7 +272,7 @@ def test_the_sd_of_a_prediction_far_from_zero():
     assert sd == pytest.approx(np.sqrt(counts.mean() / 2000), rel=0.05)
 
 
-def test_noise_that_is_hardly_there_is_not_called_known():
+def test_very_small_noise_is_not_reported_as_converged():
     rng = np.random.default_rng(2)
     x = rng.normal(size=400)
     y = 1000 * x + 0.05 * rng.normal(size=400)

@@ -20,10 +20,10 @@ NUM_ROWS = len(VALUES["age"])
 
 
 def by_formulaic(text):
-    """The names and the matrix, or None where it refuses."""
+    """The names and the matrix, or None if the formula is refused."""
     frame = pd.DataFrame(
         {
-            name: pd.Categorical.from_codes(VALUES[name], categories=list(column.ordered))
+            name: pd.Categorical.from_codes(VALUES[name], categories=list(column.level_names))
             if isinstance(column, Category)
             else VALUES[name]
             for name, column in COLUMNS.items()

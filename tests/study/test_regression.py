@@ -1,4 +1,4 @@
-"""`cavity.regression`: the pooled answer over data frames, under the names of the formula."""
+"""`cavity.regression`: the pooled answer over data frames, with the names of the formula."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_linear_regression_is_the_conjugate_posterior():
         intercept_scale=200,
         prior_scales={"age": 1},
         levels=LEVELS,
-        standardise=False,
+        scaling="none",
     )
     everything = pooled(frames)
     x, y = matrix(everything), everything["pressure"]
@@ -58,7 +58,7 @@ def test_linear_regression_is_the_conjugate_posterior():
 
 def test_logistic_regression_is_the_pooled_fit():
     frames = hospitals()
-    fit = cavity.regression(FORMULA, frames, levels=LEVELS, standardise=False, tolerance=1e-12)
+    fit = cavity.regression(FORMULA, frames, levels=LEVELS, scaling="none", tolerance=1e-12)
     everything = pooled(frames)
     model = cavity.models.logistic_regression(NAMES[1:], prior_scale=np.array([10.0] + [2.5] * 6))
     direct = cavity.run(cavity.PVI(model), {"all": (matrix(everything)[:, 1:], everything["died"])}, tolerance=1e-12)
@@ -66,12 +66,12 @@ def test_logistic_regression_is_the_pooled_fit():
     assert [estimate.name for estimate in fit.summary()] == NAMES
 
 
-def test_standardising_does_not_change_what_is_computed_but_for_the_prior():
+def test_scaling_changes_only_the_prior():
     frames = hospitals()
     for frame in frames.values():
         frame["pressure"] = 100 + 0.5 * frame["age"] + np.random.default_rng(3).normal(0, 4, len(frame["age"]))
     wide = {"family": "linear", "noise_sd": 4, "prior_scale": 1e5, "intercept_scale": 1e5, "levels": LEVELS}
-    plain = cavity.regression("pressure ~ rx * age", frames, standardise=False, **wide).summary()
+    plain = cavity.regression("pressure ~ rx * age", frames, scaling="none", **wide).summary()
     scaled = cavity.regression("pressure ~ rx * age", frames, **wide).summary()
     for estimate in plain:
         np.testing.assert_allclose(scaled[estimate.name].mean, estimate.mean, rtol=1e-5)
@@ -97,7 +97,7 @@ def test_data_frames_predictions_and_files(tmp_path):
     assert later.server.names == ("leeds", "york", "hull")
 
 
-def test_levels_are_the_union_where_they_are_not_given():
+def test_levels_that_are_not_given_are_the_union_over_clients():
     frames = hospitals()
     frames["york"]["rx"] = np.where(frames["york"]["rx"] == "low", "extra", frames["york"]["rx"])
     frames["leeds"]["rx"] = np.where(frames["leeds"]["rx"] == "high", "low", frames["leeds"]["rx"])
@@ -107,7 +107,7 @@ def test_levels_are_the_union_where_they_are_not_given():
         "rx[T.high]",
         "rx[T.low]",
         "rx[T.placebo]",
-    ]  # extra is the first
+    ]  # 'extra' is the reference
 
 
 @thorough
@@ -141,40 +141,55 @@ def test_another_method_and_schedule():
     assert len(fit.history) == 3
 
 
-def test_missing_values_are_an_error_or_dropped_and_told():
+def test_names_of_options_are_those_of_a_study():
+    diagonal = cavity.regression(FORMULA, hospitals(), levels=LEVELS, covariance="diagonal", rounds=1)
+    assert isinstance(diagonal.posterior, cavity.distributions.DiagonalGaussian)
+    full = cavity.regression(FORMULA, hospitals(), levels=LEVELS, covariance="full", rounds=1)
+    by_default = cavity.regression(FORMULA, hospitals(), levels=LEVELS, family="bernoulli", rounds=1)
+    np.testing.assert_array_equal(full.posterior.mean, by_default.posterior.mean)
+    unscaled = cavity.regression(FORMULA, hospitals(), levels=LEVELS, column_scaling={"age": "none"}, rounds=1)
+    assert unscaled.algorithm.model.encoding.scaling.columns == ()
+    assert len(unscaled.algorithm.model.encoding.scaling.design) == 6
+
+
+def test_missing_values_are_an_error_or_dropped_with_a_warning():
     frames = hospitals()
     frames["york"]["age"][[1, 5]] = np.nan
-    with pytest.raises(DataError, match="client 'york': column 'age': 2 values missing: rows 1, 5"):
+    with pytest.raises(DataError, match="client 'york': column 'age': 2 missing values: rows 1, 5"):
         cavity.regression(FORMULA, frames, levels=LEVELS)
-    with pytest.warns(UserWarning, match="left out: york 2 of 80"):
+    with pytest.warns(UserWarning, match="dropped: york 2 of 80"):
         fit = cavity.regression(FORMULA, frames, levels=LEVELS, drop_missing=True)
     assert int(fit.clients["york"].num_rows) == 78
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"levels": {"rx": ["placebo", "low"]}}, "client 'leeds': column 'rx': not one of the agreed levels"),
-        ({"levels": {"rxx": ["a", "b"]}}, "'rxx', which is no column"),
-        ({"family": "logit"}, "there is no 'logit' regression; there is: logistic"),
-        ({"formula": "died ~ dose"}, "client 'leeds': there is no column 'dose'"),
-        ({"formula": "age ~ sex"}, "outside of the agreed range 0 to 1"),
+        ({"levels": {"rxx": ["a", "b"]}}, "'rxx', which is not a column"),
+        ({"family": "logit"}, "unknown family 'logit'.*choose one of: gaussian or linear, bernoulli or logistic"),
+        ({"formula": "died ~ dose"}, "client 'leeds': column 'dose' not found"),
+        ({"formula": "age ~ sex"}, "outside the agreed range 0 to 1"),
         ({"formula": "rx ~ sex"}, "a category of two levels"),
         ({"formula": "sex ~ age", "family": "linear"}, "column 'sex': not a number"),
         ({"formula": "age ~ sex", "family": "poisson"}, "not a whole number"),
-        ({"scaling": {"sex": (0, 1)}}, "no numeric predictor"),
-        ({"scaling": {"age": (0, 0)}}, "must be positive"),
+        ({"column_scaling": {"sex": (0, 1)}}, "not a numeric predictor"),
+        ({"column_scaling": {"age": (0, 0)}}, "must be positive"),
         ({"prior_scale": -1}, "prior_scale is -1"),
-        ({"formula": "age ~ 0 + sex", "family": "linear", "scaling": {"age": (60, 12)}}, "cannot be centred"),
-        ({"prior_scales": {"agee": 1}}, "no coefficient 'agee'"),
-        ({"formula": "age ~ sex", "family": "linear", "standardise": False}, "has no default prior: give prior_scale"),
+        ({"formula": "age ~ 0 + sex", "family": "linear", "column_scaling": {"age": (60, 12)}}, "cannot be centred"),
+        ({"prior_scales": {"agee": 1}}, "unknown coefficient 'agee'"),
+        ({"formula": "age ~ sex", "family": "linear", "scaling": "none"}, "has no default prior: give prior_scale"),
+        ({"scaling": "standard"}, "unknown scaling 'standard'; choose one of: none, federated"),
+        ({"column_scaling": {"age": "federal"}}, "is \\(centre, scale\\) or \"none\", not 'federal'"),
+        ({"covariance": "low rank"}, "unknown covariance 'low rank'; choose one of: full, diagonal"),
+        ({"noise_sd": 1.0}, "the family 'bernoulli' has no setting 'noise_sd'; it is for gaussian"),
         ({"frames": {}}, "at least one client"),
         ({"frames": {"leeds": [1, 2]}}, "client 'leeds': data must be"),
     ],
 )
-def test_mistakes_name_the_client_and_the_value(options, said):
+def test_errors_name_the_client_and_the_value(options, message):
     options = {"formula": FORMULA, "frames": hospitals()} | options
-    with pytest.raises((DataError, StudyError), match=said):
+    with pytest.raises((DataError, StudyError), match=message):
         cavity.regression(**options)
 
 

@@ -1,4 +1,4 @@
-"""A study runs as its words say, whatever the model, and what is wrong at any client is told before it starts."""
+"""A study runs as its file says, for every kind of model, and problems of all clients are reported before it starts."""
 
 import sys
 import types
@@ -11,7 +11,7 @@ from cavity.core import LatentModel
 from cavity.errors import DataError, StudyError
 from cavity.study import Scaling, parse_study, study_algorithm, study_schedule
 from cavity.study.checks import check
-from cavity.study.disclosure import shipments
+from cavity.study.disclosure import disclosures
 from cavity.study.run import run_study
 from cavity.study.table import as_table
 from tests.studies import FEDERATED, TRIAL, hospitals, patients, trial
@@ -34,7 +34,7 @@ def test_a_study_is_the_regression_of_its_formula():
     assert str(fit.summary()) == str(same.summary())
 
 
-def test_words_become_objects():
+def test_names_in_the_file_select_objects():
     text = (
         TRIAL
         + '[algorithm]\nmethod = "fedgvi"\nloss = { gce = 0.5 }\ndivergence = { weighted-kl = 2 }\ndamping = "stale"\n'
@@ -43,8 +43,8 @@ def test_words_become_objects():
     assert isinstance(algorithm, cavity.FedGVI)
     assert isinstance(algorithm.loss, cavity.losses.GeneralisedCrossEntropy)
     assert isinstance(algorithm.divergence, cavity.divergences.WeightedKL)
-    assert isinstance(algorithm.damping, cavity.server.Stale)
-    diagonal = study_algorithm(parse_study(TRIAL + '[algorithm]\nfamily = "diagonal"\n'), Scaling())
+    assert isinstance(algorithm.damping, cavity.aggregation.Stale)
+    diagonal = study_algorithm(parse_study(TRIAL + '[algorithm]\ncovariance = "diagonal"\n'), Scaling())
     assert isinstance(diagonal.prior, cavity.distributions.DiagonalGaussian)
 
 
@@ -70,15 +70,15 @@ def test_a_prior_for_every_coefficient():
     np.testing.assert_allclose(np.sqrt(np.asarray(prior.variance)), [7, 2, 2, 0.1, 3, 2, 2])
 
 
-def test_what_is_wrong_at_any_client_is_told_of_all():
+def test_problems_of_all_clients_are_reported_together():
     bad = hospitals()
     bad["leeds"]["age"][0] = 500
     bad["york"] = patients(9, 0)
     with pytest.raises(
-        DataError, match="client 'leeds'.*row 0.*client 'york': it has 9 rows, and the study asks for 10"
+        DataError, match="client 'leeds'.*row 0.*client 'york': 9 rows can be used, and the study needs at least 10"
     ):
         run_study(trial(), {name: as_table(columns) for name, columns in bad.items()})
-    with pytest.raises(DataError, match="nobody else; see hull, york"):
+    with pytest.raises(DataError, match="and no others; see hull, york"):
         run_study(trial(), {"leeds": tables()["leeds"], "hull": tables()["york"]})
 
 
@@ -134,45 +134,45 @@ def rows(seed):
 
 
 @pytest.mark.usefixtures("own")
-def test_a_model_of_ones_own_by_formula():
+def test_a_users_own_model_by_formula():
     study = parse_study(OWN)
     fit = run_study(study, {"a": as_table(rows(0)), "b": as_table(rows(1))})
     x, y = (np.concatenate([rows(seed)[name] for seed in (0, 1)]) for name in "xy")
     design = np.stack([np.ones(60), x], axis=1)
     mean = np.linalg.solve(design.T @ design + np.eye(2) / 100, design.T @ y)
     np.testing.assert_allclose(fit.posterior.mean, mean, rtol=1e-10)
-    assert "2 arrays (2 + 4 numbers)" in str(shipments(study)[0])
+    assert "2 arrays (2 + 4 numbers)" in str(disclosures(study)[0])
 
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("own_models:linear", "no_such_package:linear", "no module 'no_such_package' here"),
         ("own_models:linear", "own_models:none", "no function 'none'"),
         ("own_models:linear", "own_models:silent", "annotate it"),
-        ("own_models:linear", "os:system", "no function 'system' that says it returns a model"),
-        ("own_models:linear", "pandas:read_pickle", "no function 'read_pickle' that says"),
+        ("own_models:linear", "os:system", "no function 'system' that is annotated to return a model"),
+        ("own_models:linear", "pandas:read_pickle", "no function 'read_pickle' that is annotated"),
         (
             'own_models:linear"\nformula = "y ~ x"\narguments = { width = 1 }',
             'own_models:nothing"\nformula = "y ~ x"',
-            "and not a model",
+            "which is not a model",
         ),
         ("width = 1", "widht = 1", "cannot be called"),
-        ('id = "own"', 'id = "own"\n[algorithm]\nmethod = "sfvi"\n', "no local latents"),
+        ('id = "own"', 'id = "own"\n[algorithm]\nmethod = "sfvi"\n', "needs a model with local latents"),
     ],
 )
-def test_what_a_model_of_ones_own_must_be(old, new, said):
+def test_requirements_on_a_users_own_model(old, new, message):
     text = OWN.replace(old, new)
     if "[algorithm]" in new:
         text = OWN + '[algorithm]\nmethod = "sfvi"\n'
-    with pytest.raises((StudyError, cavity.CavityError), match=said):
+    with pytest.raises((StudyError, cavity.CavityError), match=message):
         study_algorithm(parse_study(text), Scaling())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own")
-def test_a_numpyro_model_with_latents_that_stay():
+def test_a_numpyro_model_with_local_latents():
     text = """
         name = "wards"
         id = "wards"
@@ -200,8 +200,8 @@ def test_a_numpyro_model_with_latents_that_stay():
     fit = run_study(study, clients)
     assert len(fit.history) == 20
     assert "mu" in str(fit.summary())
-    assert "the change of the globals" in str(shipments(study)[0])
+    assert "the change of the globals" in str(disclosures(study)[0])
     averaged = parse_study(text.replace('"sfvi"', '"sfvi-avg"\ntotal = 4\nlocal_steps = 5').replace("= 20", "= 2"))
     assert len(run_study(averaged, clients).history) == 2
-    with pytest.raises(StudyError, match="has local latents"):
+    with pytest.raises(StudyError, match="cannot fit a model with local latents"):
         study_algorithm(parse_study(text.replace('"sfvi"', '"pvi"')), Scaling())

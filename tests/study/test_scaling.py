@@ -1,4 +1,4 @@
-"""Scaling by sums is scaling by the pooled mean and sd, and coefficients come back to the units of the data."""
+"""Scaling by sums equals scaling by the pooled mean and sd, and coefficients are reported in the units of the data."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_sums_give_the_pooled_mean_and_sd(seed, offset):
     np.testing.assert_allclose([column.centre, column.scale], [pooled.mean(), pooled.std()], rtol=tolerance, atol=1e-14)
 
 
-def test_clients_may_come_in_any_order_and_over_a_wire():
+def test_sums_can_be_serialised_and_come_in_any_order():
     study = parse_study(FEDERATED)
     totals = [sums(study, table) for table in hospitals().values()]
     sent = [serialization.from_bytes(serialization.to_bytes(total)) for total in totals]
@@ -41,7 +41,7 @@ def test_clients_may_come_in_any_order_and_over_a_wire():
     assert int(totals[0].num_rows) == 120
 
 
-def test_what_cannot_be_scaled_is_refused():
+def test_columns_that_cannot_be_scaled_are_refused():
     same = [sums_of(["x"], {"x": np.full(n, 0.1)}, n) for n in (3, 7)]
     with pytest.raises(CavityError, match="same value in all rows"):
         scaling_from(same)
@@ -51,14 +51,14 @@ def test_what_cannot_be_scaled_is_refused():
         study_scaling(parse_study(FEDERATED))
     with pytest.raises(CavityError, match="different columns"):
         scaling_from([same[0], sums_of(["y"], {"y": np.arange(3.0)}, 3)])
-    with pytest.raises(StudyError, match="other columns"):
+    with pytest.raises(StudyError, match="not those of the study's columns"):
         study_scaling(parse_study(FEDERATED), [sums_of(["y"], {"y": np.arange(3.0)}, 3)])
     with pytest.raises(CavityError, match="not finite"):
         scaling_from([sums_of(["x"], {"x": np.array([1.0, np.nan])}, 2)])
 
 
 BAD_SUMS = {
-    "not those": {"columns": ("y",)},
+    "not sums of": {"columns": ("y",)},
     "a count": {"num_rows": np.asarray(0)},
     "count from": {"num_rows": np.asarray(2.5)},
     "count from 1 to": {"num_rows": np.asarray(10**15)},
@@ -74,7 +74,7 @@ BAD_SUMS = {
 
 
 @pytest.mark.parametrize("reason", BAD_SUMS)
-def test_sums_that_no_rows_have_are_refused(reason):
+def test_impossible_sums_are_refused(reason):
     honest = sums_of(["x"], {"x": np.arange(4.0)}, 4)
     assert reason_to_refuse(honest, ["x"]) is None
     bad = object.__new__(Sums)  # as from a client that does not check its types
@@ -85,14 +85,14 @@ def test_sums_that_no_rows_have_are_refused(reason):
 
 @settings(max_examples=50, deadline=None)
 @given(strategies.lists(strategies.floats(-1e6, 1e6), min_size=1, max_size=20), strategies.floats(-1e8, 1e8))
-def test_sums_of_rows_are_not_refused(values, offset):
+def test_sums_of_real_rows_are_accepted(values, offset):
     """Constant columns included, where (sum x)^2 is n * sum x^2 up to rounding."""
     for column in (np.array(values) + offset, np.full(7, offset)):
         assert reason_to_refuse(sums_of(["x"], {"x": column}, len(column)), ["x"]) is None
 
 
 @pytest.mark.parametrize("part", [{"scale": 0.0}, {"scale": -1.0}, {"scale": np.inf}, {"centre": np.nan}])
-def test_a_scaling_that_cannot_be_used(part):
+def test_unusable_scalings(part):
     column = ScaledColumn("age", 60.0, 10.0)
     assert Scaling((column,)).is_usable
     assert not Scaling((column, replace(column, **part))).is_usable
@@ -124,7 +124,7 @@ SCALING = Scaling((ScaledColumn("age", 61.5, 11.0), ScaledColumn("dose", -3.0, 0
         "y ~ age*dose",
     ],
 )
-def test_coefficients_come_back_exactly(formula):
+def test_coefficients_in_the_units_of_the_data_are_exact(formula):
     columns = {"age": AGE, "dose": DOSE, "rx": RX}
     used = (Y, *(columns[name] for name in parse_formula(formula).predictors))
     scaling = Scaling(tuple(c for c in SCALING.columns if c.name in {column.name for column in used}))
@@ -142,17 +142,17 @@ def test_coefficients_come_back_exactly(formula):
     )
 
 
-def test_where_there_is_no_way_back_the_summary_says_so():
+def test_the_summary_says_if_results_are_of_scaled_columns():
     rng = np.random.default_rng(0)
     frames = {"a": {"y": rng.normal(size=40), "age": rng.normal(60, 5, 40)}}
-    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, scaling={"age": (60, 5)})
+    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, column_scaling={"age": (60, 5)})
     assert not fit.algorithm.model.encoding.is_reversible
     assert "age is (age - 60) / 5" in str(fit.summary())
     x = (frames["a"]["age"] - 60) / 5
     slope = (x @ frames["a"]["y"]) / (x @ x)
     assert abs(fit.summary()["age"].mean - slope) < 0.05 * fit.summary()["age"].sd
     # without a centre there is one
-    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, scaling={"age": (0, 5)})
+    fit = cavity.regression("y ~ 0 + age", frames, family="linear", noise_sd=1.0, column_scaling={"age": (0, 5)})
     (age,), outcome = fit.algorithm.model.encoding.scaling.design, fit.algorithm.model.encoding.scaling.outcome
     found = fit.posterior.mean[0] * outcome.scale / age.scale / 5
     np.testing.assert_allclose(fit.summary()["age"].mean, found)
@@ -160,7 +160,7 @@ def test_where_there_is_no_way_back_the_summary_says_so():
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_the_reported_posterior_is_the_computed_one_in_other_units(family):
-    study = parse_study(FEDERATED.replace("rx * age + sex", "age + sex") + f'[algorithm]\nfamily = "{family}"\n')
+    study = parse_study(FEDERATED.replace("rx * age + sex", "age + sex") + f'[algorithm]\ncovariance = "{family}"\n')
     tables = hospitals()
     scaling = scaling_of(study, list(tables.values()))
     algorithm = study_algorithm(study, scaling)

@@ -10,7 +10,7 @@ from cavity.errors import StudyError
 from cavity.study import differences, parse_study, read_study
 from cavity.study import settings as settings_of
 from cavity.study.columns import Category, FixedScaling, Missing, Number, ScalingRule
-from cavity.study.schema import Part
+from cavity.study.part import Part
 from tests.studies import TRIAL, trial
 
 LINES = TRIAL.splitlines()
@@ -28,8 +28,8 @@ def test_a_study_is_read_with_its_defaults(tmp_path):
     assert (study.name, study.id, study.clients, study.min_rows) == ("A trial", "trial-1", ("leeds", "york"), 10)
     assert study.columns[1] == Category(name="rx", levels=("placebo", "low", "high"), reference="placebo")
     assert study.columns[2] == Number(name="age", unit="years", range=(18.0, 110.0), missing=Missing.DROP)
-    assert (study.prior.scale, study.prior.intercept_scale, study.prior.log_noise_scale) == (2.5, 10.0, None)
-    assert (study.algorithm.method, study.algorithm.family, study.algorithm.damping) == (
+    assert (study.prior.scale, study.prior.intercept_scale, study.prior.extra) == (2.5, 10.0, ())
+    assert (study.algorithm.method, study.algorithm.covariance, study.algorithm.damping) == (
         "pvi",
         "full",
         Part("adaptive"),
@@ -41,7 +41,7 @@ def test_a_study_is_read_with_its_defaults(tmp_path):
     assert study.scales_design
 
 
-def test_everything_can_be_said():
+def test_a_study_with_all_keys():
     study = parse_study("""
         name = "all"
         id = "all.2"
@@ -49,7 +49,7 @@ def test_everything_can_be_said():
         min_rows = 30
         scaling = "federated"
         [model]
-        kind = "linear"
+        family = "linear"
         formula = "y ~ x + z + w"
         noise_sd = 2
         [columns]
@@ -63,7 +63,7 @@ def test_everything_can_be_said():
         scales = { x = 0.5 }
         [algorithm]
         method = "fedgvi"
-        family = "diagonal"
+        covariance = "diagonal"
         damping = { fixed = 0.5 }
         loss = { beta = 0.3 }
         divergence = { renyi = 1.5 }
@@ -82,42 +82,50 @@ def test_everything_can_be_said():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
-        ('unit = "years"', 'untis = "years"', "columns.age.untis (line 18): there is no such key (is 'unit' meant?)"),
-        ("clients", "client", "client (line 3): there is no such key (is 'clients' meant?)"),
-        ('clients = ["leeds", "york"]', "", "clients: it is missing; it must be a list of texts"),
+        (
+            'unit = "years"',
+            'untis = "years"',
+            "columns.age.untis (line 18): unknown key 'untis' (did you mean 'unit'?)",
+        ),
+        ("clients", "client", "client (line 3): unknown key 'client' (did you mean 'clients'?)"),
+        ('clients = ["leeds", "york"]', "", "clients: missing; it must be a list of texts"),
         ('clients = ["leeds", "york"]', "clients = []", "name at least one client"),
-        ('"york"]', '"leeds"]', "'leeds' is there twice"),
-        ('"york"]', '"../york"]', "'../york' must be letters"),
-        ('id = "trial-1"', "id = 7", "id (line 2): it must be a text, not 7"),
-        ('id = "trial-1"', 'id = "a b"', "id (line 2): 'a b' must be letters"),
-        ('name = "A trial"', "", "name: it is missing"),
-        ('kind = "logistic"', 'kind = "logistc"', "there is no 'logistc' (is 'logistic' meant?)"),
-        ('kind = "logistic"', 'kind = "poisson"', "columns.died.type (line 10): the outcome of Poisson"),
-        ('kind = "logistic"', 'kind = "linear"', "the outcome of linear regression is a number"),
-        ('kind = "logistic"', 'kind = "softmax"', "the outcome of softmax regression is a category"),
-        ('kind = "logistic"', 'kind = "logistic"\nnoise_sd = 1.0', "it is for linear regression only"),
-        ("* age", "* agee", "model.formula (line 7): it uses the column 'agee' (is 'age' meant?)"),
+        ('"york"]', '"leeds"]', "'leeds' is listed twice"),
+        ('"york"]', '"../york"]', "'../york' must consist of letters"),
+        ('id = "trial-1"', "id = 7", "id (line 2): must be a text, not 7"),
+        ('id = "trial-1"', 'id = "a b"', "id (line 2): 'a b' must consist of letters"),
+        ('name = "A trial"', "", "name: missing"),
+        ('family = "logistic"', 'family = "logistc"', "unknown family 'logistc' (did you mean 'logistic'?)"),
+        ('family = "logistic"', 'family = "poisson"', "columns.died.type (line 10): the outcome of Poisson"),
+        ('family = "logistic"', 'family = "linear"', "the outcome of linear regression is a number"),
+        ('family = "logistic"', 'family = "softmax"', "the outcome of softmax regression is a category"),
+        (
+            'family = "logistic"',
+            'family = "logistic"\nnoise_sd = 1.0',
+            "model.noise_sd (line 7): the family 'bernoulli' has no setting 'noise_sd'; it is for gaussian",
+        ),
+        ("* age", "* agee", "model.formula (line 7): undeclared column 'agee' (did you mean 'age'?)"),
         ("* age", "* scale(age)", "scale()"),
-        ('type = "number"', 'type = "numbr"', "there is no 'numbr' (is 'number' meant?)"),
+        ('type = "number"', 'type = "numbr"', "unknown type 'numbr' (did you mean 'number'?)"),
         ('type = "number"', 'type = "text"', "columns.age.range"),
-        ('type = "number"', "", "columns.age.type (line 16): it is missing"),
+        ('type = "number"', "", "columns.age.type (line 16): missing"),
         (
             "range = [18, 110]",
             "range = [110, 18]",
-            "columns.age.range (line 19): it must be a list [smallest, largest]",
+            "columns.age.range (line 19): must be a list [smallest, largest]",
         ),
-        ("range = [18, 110]", "range = [18, true]", "it must be a list [smallest, largest]"),
-        ('missing = "drop"', 'missing = "ignore"', "there is no 'ignore'; there is: refuse, drop"),
-        ('missing = "drop"', 'missing = "level"', "there is no 'level'; there is: refuse, drop"),
-        ('levels = ["f", "m"]', 'levels = ["f"]', "columns.sex.levels (line 24): agree on at least two levels"),
+        ("range = [18, 110]", "range = [18, true]", "must be a list [smallest, largest]"),
+        ('missing = "drop"', 'missing = "ignore"', "unknown missing 'ignore'; choose one of: refuse, drop"),
+        ('missing = "drop"', 'missing = "level"', "unknown missing 'level'; choose one of: refuse, drop"),
+        ('levels = ["f", "m"]', 'levels = ["f"]', "columns.sex.levels (line 24): list at least two levels"),
         ('levels = ["f", "m"]', 'levels = ["f", "m"]\nreference = "x"', "'x' is not one of the levels: f, m"),
-        ('levels = ["f", "m"]', "", "columns.sex.levels (line 22): it is missing"),
+        ('levels = ["f", "m"]', "", "columns.sex.levels (line 22): missing"),
         ('unit = "years"', "scaling = { centre = 1 }", "columns.age.scaling.scale"),
-        ('unit = "years"', "scaling = { centre = 1, scale = -1 }", "it must be a positive number, not -1"),
-        ('unit = "years"', "scaling = { center = 1, scale = 1 }", "there is no such key (is 'centre' meant?)"),
-        ('unit = "years"', 'scaling = "federal"', "there is no 'federal' (is 'federated' meant?)"),
+        ('unit = "years"', "scaling = { centre = 1, scale = -1 }", "must be a positive number, not -1"),
+        ('unit = "years"', "scaling = { center = 1, scale = 1 }", "unknown key 'center' (did you mean 'centre'?)"),
+        ('unit = "years"', 'scaling = "federal"', "unknown scaling 'federal' (did you mean 'federated'?)"),
         ('type = "boolean"', 'type = "integer"', "boolean, a category of two levels, or 0 and 1"),
         ("[columns.died]", "min_rows = 0\n[columns.died]", "model.min_rows"),
         ('id = "trial-1"', 'id = "trial-1"\nmin_rows = 0', "a whole number of at least 1, not 0"),
@@ -125,59 +133,59 @@ def test_everything_can_be_said():
         (
             "[columns.died]",
             "[prior]\nscale = -1\n[columns.died]",
-            "prior.scale (line 10): it must be a positive number",
+            "prior.scale (line 10): must be a positive number",
         ),
         ("[columns.died]", "[prior]\nscale = nan\n[columns.died]", "prior.scale"),
         (
             "[columns.died]",
             "[prior.scales]\nagee = 1\n[columns.died]",
-            "prior.scales.agee (line 10): there is no such coef",
+            "prior.scales.agee (line 10): unknown coefficient 'agee'",
         ),
-        ("[columns.died]", "[prior]\nlog_noise_scale = 1\n[columns.died]", "there is no such key"),
-        ("[columns.died]", '[algorithm]\nmethod = "pvy"\n[columns.died]', "(is 'pvi' meant?)"),
-        ("[columns.died]", '[algorithm]\nmethod = "fedgvi"\n[columns.died]', "algorithm.loss (line 9): it is missing"),
+        ("[columns.died]", "[prior]\nlog_noise_scale = 1\n[columns.died]", "unknown key 'log_noise_scale'"),
+        ("[columns.died]", '[algorithm]\nmethod = "pvy"\n[columns.died]', "(did you mean 'pvi'?)"),
+        ("[columns.died]", '[algorithm]\nmethod = "fedgvi"\n[columns.died]', "algorithm.loss (line 9): missing"),
         (
             "[columns.died]",
             '[algorithm]\nloss = "nll"\n[columns.died]',
-            "algorithm.loss (line 10): there is no such key",
+            "algorithm.loss (line 10): unknown key 'loss'",
         ),
         ("[columns.died]", "[algorithm]\ndamping = { fixed = 2 }\n[columns.died]", "a damping exponent lies in (0, 1]"),
         ("[columns.died]", '[algorithm]\ndamping = "fixed"\n[columns.died]', "needs a number: { fixed = ... }"),
         ("[columns.died]", "[algorithm]\ndamping = { adaptive = 2 }\n[columns.died]", "takes no (such) number"),
         ("[columns.died]", "[run]\nschedule = { sampled-count = 1.5 }\n[columns.died]", "takes no (such) number"),
         ("[columns.died]", "[run]\nschedule = { sampled-share = 1.5 }\n[columns.died]", "lies in (0, 1]"),
-        ("[columns.died]", "[run]\nschedule = { a = 1, b = 2 }\n[columns.died]", "one word and its number"),
+        ("[columns.died]", "[run]\nschedule = { a = 1, b = 2 }\n[columns.died]", "a name or { name = number }"),
         ("[columns.died]", "[run]\nrounds = 0\n[columns.died]", "run.rounds (line 10)"),
-        ("[columns.died]", '[columns.died]\nmissing = "level"', "there is no 'level'"),
-        ('name = "A trial"', 'name = "A trial', "it is not TOML"),
-        ('name = "A trial"', "name = " + "[" * 2000, "it is not TOML"),
-        ('name = "A trial"', "name = " + "9" * 5000, "it is not TOML"),
+        ("[columns.died]", '[columns.died]\nmissing = "level"', "unknown missing 'level'"),
+        ('name = "A trial"', 'name = "A trial', "cannot be read as TOML"),
+        ('name = "A trial"', "name = " + "[" * 2000, "cannot be read as TOML"),
+        ('name = "A trial"', "name = " + "9" * 5000, "cannot be read as TOML"),
         ("range = [18, 110]", f"range = [18, 1{'0' * 400}]", "a list [smallest, largest] of two numbers"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_key_and_line(old, new, said):
+def test_problems_have_their_key_and_line(old, new, message):
     assert old in TRIAL
-    assert any(said in problem for problem in problems(TRIAL.replace(old, new)))
+    assert any(message in problem for problem in problems(TRIAL.replace(old, new)))
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     text = TRIAL.replace("unit", "untis").replace('id = "trial-1"', "id = 1").replace('["f", "m"]', '["f"]')
     assert len(problems(text)) == 3
 
 
-def test_a_scaled_column_cannot_be_inside_of_a_function():
+def test_a_scaled_column_cannot_be_inside_a_function():
     text = TRIAL.replace("* age", "* log(age)")
-    assert parse_study(text).scaling_rules == {}  # the study's rule leaves it out
+    assert parse_study(text).scaling_rules == {}  # the study's rule does not scale it
     assert "columns.age.scaling" in problems(text.replace('unit = "years"', 'scaling = "federated"'))[0]
     parse_study(text.replace('unit = "years"', 'scaling = "none"'))
 
 
-def test_the_studys_rule_does_not_change_the_model():
-    """An interaction without its main effects is another one of centred columns."""
+def test_the_scaling_of_a_study_does_not_change_the_model():
+    """Centring would change the model of an interaction without main effects."""
     assert trial([("rx * age + sex", "rx + rx:age")]).federated_columns == ("age",)
     assert trial([("rx * age + sex", "rx:age")]).federated_columns == ()
     own = trial([("rx * age + sex", "rx:age"), ('unit = "years"', 'scaling = "federated"')])
-    assert own.federated_columns == ("age",)  # by its own rule it is scaled, and the summary says what that means
+    assert own.federated_columns == ("age",)  # its own rule scales it, and the summary says so
 
 
 LINEAR = """
@@ -186,7 +194,7 @@ LINEAR = """
     clients = ["a"]
     {scaling}
     [model]
-    kind = "linear"
+    family = "linear"
     formula = "{formula}"
     [columns]
     y = {{ type = "number"{own} }}
@@ -202,7 +210,7 @@ def test_the_outcome_of_linear_regression_is_scaled():
     study = parse_study(line())
     assert study.federated_columns == ("x", "y")
     prior = study.prior
-    assert (prior.scale, prior.intercept_scale, prior.log_noise_scale) == (2.5, 2.5, 2.5)
+    assert (prior.scale, prior.intercept_scale, prior.extra) == (2.5, 2.5, (("log_noise_scale", 2.5),))
     agreed = parse_study(line(own=", scaling = { centre = 120, scale = 15 }"))
     assert agreed.outcome_rule == FixedScaling(120.0, 15.0)
     assert agreed.federated_columns == ("x",)
@@ -219,25 +227,48 @@ def test_an_outcome_that_is_not_scaled_needs_a_prior():
     parse_study(line('scaling = "none"', prior="[prior]\nscale = 5\nintercept_scale = 200\nlog_noise_scale = 3\n"))
 
 
-def test_an_outcome_is_centred_with_an_intercept_only():
+def test_an_outcome_is_centred_only_with_an_intercept():
     centred = line(own=", scaling = { centre = 120, scale = 15 }", formula="y ~ 0 + x")
     assert "columns.y.scaling" in problems(centred)[0]
     assert (
-        "only the outcome of linear"
+        "the family 'bernoulli' does not scale its outcome"
         in problems(TRIAL.replace('"boolean"', '"integer"\nrange = [0, 1]\nscaling = "federated"'))[0]
     )
 
 
-def test_a_model_of_ones_own_has_no_prior_family_or_kind():
+def test_a_users_own_model_has_no_prior_family_or_covariance():
     own = 'name = "o"\nid = "o"\nclients = ["a"]\n[model]\nfunction = "package.module:make"\n'
     study = parse_study(own + '[model.arguments]\nwidth = 3\n[columns.y]\ntype = "number"')
     assert study.model.arguments == (("width", 3),)
     assert study.prior is None
     assert [column.name for column in study.used_columns] == ["y"]
-    assert "brings its prior" in problems(own + "[prior]\nscale = 1")[0]
-    assert "algorithm.family" in problems(own + '[algorithm]\nfamily = "full"')[0]
-    assert "there is no such key" in problems(own + 'kind = "linear"')[0]
+    assert "has its own prior" in problems(own + "[prior]\nscale = 1")[0]
+    assert "algorithm.covariance" in problems(own + '[algorithm]\ncovariance = "full"')[0]
+    assert "unknown key 'family'" in problems(own + 'family = "linear"')[0]
     assert "module:function" in problems(own.replace("package.module:make", "make"))[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('family = "logistic"', 'kind = "logistic"', "model.kind (line 6): unknown key 'kind'; use 'family'"),
+        (
+            "[columns.died]",
+            '[algorithm]\nfamily = "diagonal"\n[columns.died]',
+            "algorithm.family (line 10): unknown key 'family'; use 'covariance'",
+        ),
+    ],
+)
+def test_an_old_key_names_the_new_one(old, new, message):
+    assert message in problems(TRIAL.replace(old, new))
+
+
+@pytest.mark.parametrize(("alias", "name"), [("logistic", "bernoulli"), ("bernoulli", "bernoulli")])
+def test_an_alias_is_the_same_study(alias, name):
+    study = trial([('family = "logistic"', f'family = "{alias}"')])
+    assert study.model.family.name == name
+    assert settings_of(study)["model.family"] == name
+    assert study.hash == trial().hash
 
 
 def shuffled(text, seed):
@@ -262,7 +293,7 @@ def test_comments_and_order_do_not_change_the_hash(seed):
     assert parse_study(other).hash == parse_study(TRIAL).hash
 
 
-def test_a_default_that_is_spelled_out_does_not_change_the_hash():
+def test_writing_out_a_default_does_not_change_the_hash():
     spelled = (
         'min_rows = 10\nscaling = "federated"\n'
         + TRIAL
@@ -291,13 +322,13 @@ def test_a_default_that_is_spelled_out_does_not_change_the_hash():
         ("[columns.died]", "[prior]\nscale = 1\n[columns.died]", "prior.scale"),
         ("[columns.died]", '[prior.scales]\n"sex[T.m]" = 1\n[columns.died]', 'prior.scales."sex[T.m]"'),
         ("[columns.died]", "[algorithm]\ndamping = { fixed = 0.5 }\n[columns.died]", "algorithm.damping"),
-        ("[columns.died]", '[algorithm]\nfamily = "diagonal"\n[columns.died]', "algorithm.family"),
+        ("[columns.died]", '[algorithm]\ncovariance = "diagonal"\n[columns.died]', "algorithm.covariance"),
         ("[columns.died]", '[run]\nschedule = "sequential"\n[columns.died]', "run.schedule"),
         ("[columns.died]", "[run]\nrounds = 5\n[columns.died]", "run.rounds"),
         ("[columns.died]", "[run]\nseed = 1\n[columns.died]", "run.seed"),
     ],
 )
-def test_any_change_of_meaning_changes_the_hash_and_is_named(old, new, path):
+def test_every_change_of_meaning_changes_the_hash_and_is_named(old, new, path):
     ours, theirs = trial(), trial([(old, new)])
     assert ours.hash != theirs.hash
     assert differences(ours, theirs) == [path]

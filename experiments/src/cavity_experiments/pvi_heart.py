@@ -31,12 +31,12 @@ import numpy as np
 
 from cavity.aggregation import Fixed
 from cavity.algorithms import PVI
+from cavity.core.intervals import half_width
 from cavity.datasets import partition
 from cavity.evaluation import metrics
 from cavity.fit.run import run
 from cavity.models import logistic_regression
 from cavity.reporting import plots
-from cavity.reporting.plots.calibration import NORMAL_90
 from cavity.reporting.plots.style import axes_or_new, colour, marker
 from cavity_experiments import sources
 from cavity_experiments.runner import Journal, Size
@@ -52,6 +52,7 @@ MODELS = ("a level per hospital", "one level for all")
 ALONE, BCM, FEDERATED, POOLED = METHODS = ("own data alone", "BCM", "PVI", "pooled")
 NUM_FOLDS, PRIOR_SCALE, NUM_BINS, NUM_WIDE_BINS = 5, 1.0, 5, 10
 BAR = 1e-3  # nats a patient
+LEVEL = 0.9  # of the intervals in the figure
 
 NAMES = {"cleveland": "Cleveland", "hungarian": "Budapest", "switzerland": "Switzerland", "va_long_beach": "Long Beach"}
 IN_WORDS = {
@@ -233,6 +234,7 @@ def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition
             y[rows],
             num_bins=NUM_BINS,
             rings=IN_WORDS[POOLED],
+            level=LEVEL,
             x_label="predicted risk of disease",
             y_label="patients with the disease" if axes is panels[0] else "",
             axes=axes,
@@ -264,7 +266,7 @@ def _by_hospital(
         means, errors = np.array([mean_and_error(scores[method][:, rows]) for rows in hospitals.values()]).T
         place, which = places + 0.18 * (i - (len(methods) - 1) / 2), LOOKS[method]
         axes.errorbar(
-            means, place, xerr=NORMAL_90 * errors, fmt=marker(which), color=colour(which), markersize=5,
+            means, place, xerr=half_width(LEVEL) * errors, fmt=marker(which), color=colour(which), markersize=5,
             elinewidth=1.6, label=IN_WORDS[method],
         )  # fmt: skip
     axes.set_yticks(places, [NAMES[name] for name in hospitals])

@@ -20,6 +20,7 @@ import numpy as np
 
 import cavity
 from cavity.datasets.sources import Generated, HeavyTailed
+from cavity.fit.run import prepare
 from cavity.models.neural.bag_of_words import bag_of_words
 from cavity.schedules import SampledCount
 from cavity.solvers import SGMCMC, ScaledIdentity, SGDIterates
@@ -53,7 +54,7 @@ def measure(num_clients: int, num_words: int, num_tags: int, rounds: int, seed: 
     method = cavity.FedSEP(bag_of_words(num_words, num_tags), solver=solver)
     began = perf_counter()
     source = Generated(num_clients, SIZES, texts(num_words, num_tags), seed=seed)
-    start = cavity.run(method, source, schedule=SampledCount(CLIENTS_PER_ROUND), rounds=0, seed=seed)
+    start = prepare(method, source, schedule=SampledCount(CLIENTS_PER_ROUND), seed=seed)
     start_seconds = perf_counter() - began
     before = peak_megabytes(from_here=True)
     first = start.refine(rounds, tolerance=0.0, progress=True).history[-1]

@@ -7,13 +7,13 @@ is not damping's concern alone: the ledger halves the exponents until it is prop
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from cavity.core import Damping
+from cavity.core.types import Leaf
 from cavity.errors import CavityError
 
 
@@ -29,7 +29,7 @@ class Fixed(Damping):
     def init(self) -> PyTree:
         return None
 
-    def choose(self, state: PyTree, gaps: Any, staleness: Any) -> tuple[Any, PyTree]:
+    def choose(self, state: PyTree, gaps: Leaf, staleness: Leaf) -> tuple[Leaf, PyTree]:
         return jnp.full(len(staleness), self.exponent), state
 
     def backed_off(self, state: PyTree) -> PyTree:
@@ -52,9 +52,9 @@ class AdaptiveState(eqx.Module):
         replies: how many replies this round has so far.
     """
 
-    exponent: Any
-    previous: Any
-    replies: Any
+    exponent: float | Leaf
+    previous: float | Leaf
+    replies: int | Leaf
 
 
 class Adaptive(Damping):
@@ -74,7 +74,7 @@ class Adaptive(Damping):
     def init(self) -> AdaptiveState:
         return AdaptiveState(1.0, float("inf"), 0)
 
-    def choose(self, state: AdaptiveState, gaps: Any, staleness: Any) -> tuple[Any, AdaptiveState]:
+    def choose(self, state: AdaptiveState, gaps: Leaf, staleness: Leaf) -> tuple[Leaf, AdaptiveState]:
         total, replies = jnp.sum(gaps), state.replies + len(staleness)
         whole = replies >= len(gaps)
         halved = jnp.maximum(state.exponent / 2, jnp.minimum(state.exponent, self.smallest))
@@ -99,7 +99,7 @@ class Stale(Damping):
     def init(self) -> PyTree:
         return self.fresh.init()
 
-    def choose(self, state: PyTree, gaps: Any, staleness: Any) -> tuple[Any, PyTree]:
+    def choose(self, state: PyTree, gaps: Leaf, staleness: Leaf) -> tuple[Leaf, PyTree]:
         exponents, state = self.fresh.choose(state, gaps, staleness)
         return exponents / (1.0 + staleness), state
 

@@ -135,8 +135,9 @@ class EntryBlock(BlockPart):
 
     def absorb(self, prior: PyTree, state: BlockState, shared: PyTree, updates: ClientUpdate) -> Absorbed:
         report, part = updates.report, self.entries
-        fresh = jnp.zeros_like(report.gap)
-        exponents, method = self.damping.choose(state.method, report.gap, staleness=fresh)
+        gaps = jnp.asarray(report.gap)
+        chosen, method = self.damping.choose(state.method, gaps, staleness=jnp.zeros_like(gaps))
+        exponents = jnp.asarray(chosen)
         method = _like(method, state.method)
 
         def after(scale: float | Leaf) -> tuple[PyTree, PyTree]:
@@ -156,7 +157,7 @@ class EntryBlock(BlockPart):
 
         was_proper = state.posterior.is_proper
         scale = jnp.asarray(proper_scale(lambda scale: jnp.asarray(after(scale)[1].is_proper | ~was_proper)))
-        count = jnp.arange(len(report.gap))
+        count = jnp.arange(len(gaps))
         each_usable = jax.lax.cond(
             scale == 1.0, lambda: jnp.asarray(True), lambda: jnp.all(jax.lax.map(is_usable, count))
         )

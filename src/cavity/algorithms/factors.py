@@ -14,7 +14,7 @@ removed. A cavity among factors of non-negative precision has at least the prior
 fixed points whose cavities have half of it are not moved.
 
 The prior may be improper (`prior ** 0` is flat), with a solver that starts anywhere. Before the first round the
-posterior is then improper too, and the gap of whoever answers it is infinite.
+posterior is then improper too, and the gaps of the first updates are infinite.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class FactorClient(ClientPart):
         else:
             delta = self.removed.delta(inputs, problem.cavity, solution.tilted)
         report = Report(
-            gap=jnp.where(inputs.posterior.is_proper, solution.tilted.kl(inputs.posterior), jnp.inf),
+            gap=jnp.asarray(jnp.where(inputs.posterior.is_proper, solution.tilted.kl(inputs.posterior), jnp.inf)),
             free_energy=self._free_energy(inputs, problem, solution),
             steps=solution.steps,
             converged=solution.converged,

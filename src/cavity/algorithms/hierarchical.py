@@ -6,7 +6,7 @@
 | t_k(theta given phi) t_k(phi) | `inputs.entry` |
 | q without k (normalised given phi in the paper alone) | `cavity = posterior / entry` |
 | alpha | `alpha`, on the KL of variational parameters alone |
-| - | `pull`, over phi too, what a factor leaves unsaid of it (`solvers/shared_descent.py`) |
+| - | `pull`, over phi too, the part of phi that a factor does not represent (`solvers/shared_descent.py`) |
 
 An update replaces its client's entry. Damped, the entry goes a share of the way to it: V, S^-1 and S^-1 m in a straight
 line, and natural parameters of phi likewise, so that fixed points are what they are without damping. The posterior is

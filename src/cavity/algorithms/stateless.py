@@ -129,7 +129,7 @@ class StatelessAlgorithm(Algorithm):
     @property
     def declaration(self) -> Declaration:
         delta = self.prior**0.0
-        return Declaration(Change(delta, np.zeros((), np.result_type(*jax.tree.leaves(delta)))))
+        return Declaration(Change(delta, np.zeros((), jnp.result_type(*jax.tree.leaves(delta)))))
 
     @property
     def defaults(self) -> RunDefaults:

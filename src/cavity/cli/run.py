@@ -1,4 +1,4 @@
-"""`cavity run`: a study in one process, with a CSV file per client: the rehearsal of the network run."""
+"""`cavity run`: a study in one process, with a CSV file per client, as a test of the network run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 def run(
     file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
     data: Annotated[Path, typer.Option(help="The folder with NAME.csv for every client of the study.")],
-    output: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/ID of the study.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="The folder for the results; by default runs/ID with the study's id.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was interrupted.")] = False,
     allow_model: AllowModel = None,
 ) -> None:
-    """Run a study in one process, with the result that the network gives.
+    """Run a study in one process. The result is the same as over the network.
 
-    The run's folder gets `summary.csv`, `posterior.npz` (in the units of the data), `history.jsonl`, `versions.json`,
+    The folder gets `summary.csv`, `posterior.npz` (in the units of the data), `history.jsonl`, `versions.json`,
     a copy of the study and a checkpoint.
 
     Example: `cavity run study.toml --data hospitals --output runs/rehearsal`
@@ -42,7 +44,7 @@ def run(
     study = read_study(file, allow_models=allow_model or ())
     tables = _tables(study, data)
     progress = Console(stderr=True, highlight=False)
-    for line in _left_out(study, tables):
+    for line in _dropped(study, tables):
         progress.print(line, markup=False)
     directory = Path("runs") / study.id if output is None else output
     open_run(directory, study, file.read_text(encoding="utf-8"), resume=resume)
@@ -52,7 +54,7 @@ def run(
             tables,
             directory=directory,
             resume=resume,
-            observers=[lambda record, server: _tell(progress, record)],
+            observers=[lambda record, server: _show(progress, record)],
         )
     write_results(fit, directory)
     typer.echo(str(fit.summary()))
@@ -63,24 +65,24 @@ def _tables(study: Study, folder: Path) -> dict[str, Table]:
     from cavity.study.table import read_csv
 
     if lacking := [name for name in study.clients if not (folder / f"{name}.csv").is_file()]:
-        raise DataError(f"{folder}: there is no {lacking[0]}.csv; every client of the study needs its file there")
+        raise DataError(f"{folder}: {lacking[0]}.csv not found; every client of the study needs a file there")
     return {name: read_csv(folder / f"{name}.csv") for name in study.clients}
 
 
-def _tell(progress: Console, record: Record) -> None:
-    """Rounds 1 to 9, 10 to 90, 100 to 900 and so on: a method of many short ones does not fill the screen."""
-    number, moved = record["round"], record["gap"]
+def _show(progress: Console, record: Record) -> None:
+    """Show rounds 1 to 9, 10 to 90, 100 to 900 and so on, so that many short rounds do not fill the screen."""
+    number, gap = record["round"], record["gap"]
     if number % 10 ** (len(str(number)) - 1) == 0:
-        told = "" if not math.isfinite(moved) else f": the posterior still moves by {moved:.1e} nats"
-        progress.print(f"round {number}{told}")
+        change = "" if not math.isfinite(gap) else f": change {gap:.1e} nats"
+        progress.print(f"round {number}{change}")
 
 
-def _left_out(study: Study, tables: dict[str, Table]) -> list[str]:
+def _dropped(study: Study, tables: dict[str, Table]) -> list[str]:
     from cavity.study.rows import read_rows
 
     counts = {name: len(table) - len(read_rows(study.used_columns, table)) for name, table in tables.items()}
     return [
-        f"{name}: {count} of {len(tables[name])} rows left out for missing values"
+        f"{name}: {count} of {len(tables[name])} rows dropped because of missing values"
         for name, count in counts.items()
         if count
     ]

@@ -1,4 +1,4 @@
-"""`cavity study`: the file that all parties agree on. Its subcommands have a file each."""
+"""`cavity study`: the file that all sites agree on. Each subcommand has its own file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from cavity.cli.study_keys import keys
 from cavity.cli.study_new import new
 
 study = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Write a study file, check data against it, make its keys."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Write a study file, check data against it, create its keys.",
 )
 study.command()(new)
 study.command()(check)

@@ -1,4 +1,4 @@
-"""`cavity study check`: everything that is wrong with a study file or a site's data, before it joins."""
+"""`cavity study check`: everything that is wrong with a study file or a site's data, before the site joins."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ REFUSED = 2
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
-    data: Annotated[Path | None, typer.Option(help="Your CSV file; it is read here, and nothing is sent.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Your CSV file; it is only read, and nothing is sent.")] = None,
     name: Annotated[str | None, typer.Option(help="Your name in the study's list of clients.")] = None,
     allow_model: AllowModel = None,
 ) -> None:
-    """Tell everything that is wrong with a study file and with your data, and what would be sent.
+    """List everything that is wrong with a study file and with your data, and what would be sent.
 
-    Rows are numbered as in the file, the header being line 1. The exit code is 2 where something is wrong.
+    Rows are numbered as in the file, the header being line 1. The exit code is 2 if something is wrong.
 
     Example: `cavity study check study.toml --data mine.csv --name leeds`
     """
@@ -38,7 +38,7 @@ def check(
 
     try:
         study = read_study(file, allow_models=allow_model or ())
-        introduction = [*_introduce(study), *_disclose(study)]
+        introduction = [*_introduction(study), *_disclosures(study)]
     except StudyError as error:
         for problem in error.problems:
             typer.echo(f"error: {file}: {problem}")
@@ -54,12 +54,12 @@ def check(
         typer.echo(f"{finding.severity}: {finding}")
     errors = sum(finding.severity == "error" for finding in findings)
     if errors:
-        typer.echo(f"{data or file}: {errors} {'error' if errors == 1 else 'errors'} to mend before you join")
+        typer.echo(f"{data or file}: {errors} {'error' if errors == 1 else 'errors'} to fix before you join")
         raise typer.Exit(REFUSED)
-    typer.echo(f"{file}: nothing is wrong" if data is None else f"{data}: it can join")
+    typer.echo(f"{file}: no problems found" if data is None else f"{data}: ready to join")
 
 
-def _introduce(study: Study) -> list[str]:
+def _introduction(study: Study) -> list[str]:
     from cavity.study.models import describe
 
     return [
@@ -69,7 +69,7 @@ def _introduce(study: Study) -> list[str]:
     ]
 
 
-def _disclose(study: Study) -> list[str]:
-    from cavity.study.disclosure import shipments
+def _disclosures(study: Study) -> list[str]:
+    from cavity.study.disclosure import disclosures
 
-    return ["what a client sends:", *(f"  {shipment}" for shipment in shipments(study))]
+    return ["what a client sends:", *(f"  {disclosure}" for disclosure in disclosures(study))]

@@ -1,4 +1,4 @@
-"""`cavity study keys`: the keys of a study, and who gets which."""
+"""`cavity study keys`: the keys of a study, and who gets which of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 def keys(
     file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
-    host: Annotated[list[str], typer.Option(help="A name or address under which clients reach the server.")],
+    host: Annotated[list[str], typer.Option(help="A name or address at which clients reach the server.")],
     output: Annotated[Path, typer.Option(help="The folder for the keys; it must not exist.")] = Path("keys"),
 ) -> None:
-    """Make the certificate authority, the server's certificate and a key pair per client.
+    """Create the certificate authority, the server's certificate and a key pair for each client.
 
-    Give each folder to its owner by a way that you trust, and keep no copy of the clients'.
+    Give each folder to its owner over a channel that you trust, and keep no copy of the clients' folders.
 
     Example: `cavity study keys study.toml --host server.example.org`
     """
@@ -24,4 +24,4 @@ def keys(
 
     for handout in make_keys(read_study(file), output, host):
         typer.echo(f"{handout.folder}: for {handout.owner}")
-    typer.echo("Whoever has a client's folder can speak in its name.")
+    typer.echo("Anyone who has a client's folder can act as that client.")

@@ -12,29 +12,34 @@ from cavity.errors import CavityError
 
 
 def new(
-    data: Annotated[Path, typer.Argument(metavar="CSV", help="One site's file; its header and types are looked at.")],
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="CSV", help="One site's file; only its header and the types of its cells are used."),
+    ],
     outcome: Annotated[str | None, typer.Option(help="The column to be explained; by default the last one.")] = None,
     output: Annotated[Path, typer.Option(help="The study file to write.")] = Path("study.toml"),
-    name: Annotated[str | None, typer.Option(help="Of the study; by default that of the CSV file.")] = None,
-    client: Annotated[list[str] | None, typer.Option(help="Who takes part; once for each.")] = None,
+    name: Annotated[str | None, typer.Option(help="The name of the study; by default that of the CSV file.")] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="A site that takes part; repeat the option for each.")
+    ] = None,
     with_levels: Annotated[
         bool, typer.Option("--with-levels", help="Write the levels of categories; they are values of your data.")
     ] = False,
 ) -> None:
     """Write a commented study file from a CSV's columns.
 
-    No value of the data is in it: the levels of categories are left for you to fill in.
+    The file contains no values of the data: the levels of categories are left for you to fill in.
 
     Example: `cavity study new mine.csv --outcome died --client leeds --client york`
     """
-    from cavity.study.columns import DATE_REMEDY, Category, Text
-    from cavity.study.draft import MOST_LEVELS, draft_study
-    from cavity.study.guessing import guess_from_text, holds_dates
+    from cavity.study.columns import DATE_REMEDY
+    from cavity.study.draft import draft_study, guess_columns
+    from cavity.study.guessing import holds_dates
     from cavity.study.reader import NAME
     from cavity.study.table import read_csv
 
     if output.exists():
-        raise CavityError(f"{output}: it is there already; give another --output, or remove it")
+        raise CavityError(f"{output}: the file exists already; give another --output, or remove it")
     table = read_csv(data)
     outcome = list(table.columns)[-1] if outcome is None else outcome
     title = data.stem if name is None else name
@@ -50,17 +55,17 @@ def new(
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    kinds = {column: guess_from_text(column, cells, most_levels=MOST_LEVELS) for column, cells in table.columns.items()}
+    columns = guess_columns(table)
     open_ends = [] if client else ["`clients`"]
     if not with_levels:
-        open_ends += [f"the levels of '{column}'" for column, kind in kinds.items() if isinstance(kind, Category)]
-    typer.echo(f"{output}: the outcome is '{outcome}'; look at every line of it before you share it.")
-    texts = [column for column, kind in kinds.items() if isinstance(kind, Text)]
+        open_ends += [f"the levels of '{name}'" for name, column in columns.items() if column.level_names]
+    typer.echo(f"{output}: the outcome is '{outcome}'; check every line before you share the file.")
+    texts = [name for name, column in columns.items() if column.formula_problem is not None]
     dates = [column for column in texts if holds_dates(table.columns[column])]
     if dates:
-        typer.echo(f"Dates, and left out of the formula: {', '.join(dates)}. To use one, {DATE_REMEDY}.")
+        typer.echo(f"Dates, left out of the formula: {', '.join(dates)}. To use one, {DATE_REMEDY}.")
     if left_out := [column for column in texts if column not in dates]:
-        typer.echo(f"Taken for identifiers or free text, and left out of the formula: {', '.join(left_out)}.")
+        typer.echo(f"Identifiers or free text, left out of the formula: {', '.join(left_out)}.")
     if open_ends:
         typer.echo(f"To be filled in: {', '.join(open_ends)}.")
     typer.echo(f"Then: cavity study check {output} --data {data}")

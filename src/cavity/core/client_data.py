@@ -160,7 +160,7 @@ def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
         warnings.warn(
             f"the outcome is {outcomes[0]:g} in every row of every client; the prior alone decides how it depends "
             "on the features. Check the coding of the outcome",
-            stacklevel=4,  # the line that calls `cavity.run`
+            stacklevel=5,  # the line that calls `cavity.run` or `Fit.join`
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 
 import equinox as eqx
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from cavity.core.types import Leaf
 
@@ -18,9 +18,7 @@ class Damping(eqx.Module):
         """The state before the first reply."""
 
     @abc.abstractmethod
-    def choose(
-        self, state: PyTree, gaps: Float[Leaf, " clients"], staleness: Leaf
-    ) -> tuple[Float[Array, " replies"], PyTree]:
+    def choose(self, state: PyTree, gaps: Float[Leaf, " clients"], staleness: Leaf) -> tuple[Leaf, PyTree]:
         """The exponents of some replies. It may be traced, since a block of rounds is one program.
 
         Args:

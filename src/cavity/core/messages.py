@@ -1,38 +1,40 @@
-"""What moves between server and client, and what stays: pytrees and plain numbers only.
+"""The records that travel between server and clients, and those that each side keeps: pytrees and plain numbers only.
 
-A `Message` goes from the server to one client, a `Reply` comes back. Their headers (client, version,
-sequence) are what the ledger checks; their contents (`Brief`, `Answer`) are pytrees of arrays with the same
-structure for every client, so that an engine may stack them and run many clients as one program.
+A `Message` goes from the server to one client, and a `Reply` comes back. The ledger checks their headers (client,
+version, sequence). Their contents (`ClientInput`, `ClientUpdate`) are pytrees of arrays with the same structure for
+every client, so that an engine can stack them and run many clients as one program.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar, dataclass_transform
+from typing import TypeVar, dataclass_transform
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+
+from cavity.core.types import Leaf
 
 T = TypeVar("T")
 MAX_REFUSALS = 20  # replies of one client in a row that are refused; then it is set aside
 
 
 class Record:
-    """What the ledger keeps and sends. As many are made as there are clients, each in a microsecond."""
+    """Base of the records of the ledger. There are as many as clients, and each is made in a microsecond."""
 
     __slots__ = ()
 
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass without a dict, and a pytree; an equinox module would take fifty times as long to make."""
+    """A frozen dataclass with slots that is a pytree; an equinox module takes fifty times as long to make."""
     return jax.tree_util.register_dataclass(dataclass(frozen=True, slots=True)(cls))
 
 
 @record
 class Report(Record):
-    """What a client says about one local solve, beside its change. Scalars, in nats where they are energies.
+    """What a client reports about one local solve, beside its update. Scalars, in nats where they are energies.
 
     Attributes:
         residual: KL(tilted : posterior), how far this client's data still pull; zero at a fixed point.
@@ -42,15 +44,15 @@ class Report(Record):
         converged: 1 if the tolerance ended the solve, 0 if the step limit did.
     """
 
-    gap: Any
-    free_energy: Any
-    steps: Any
-    converged: Any
+    gap: float | Leaf
+    free_energy: float | Leaf
+    steps: int | Leaf
+    converged: bool | Leaf
 
 
 @record
 class ClientInput(Record):
-    """The contents of a message: all that a client half sees besides its own data and local state.
+    """The contents of a message: all that a client part sees besides its own data and local state.
 
     Attributes:
         posterior: the server's posterior at the message's version.
@@ -65,7 +67,7 @@ class ClientInput(Record):
 
 @record
 class ClientUpdate(Record):
-    """The contents of a reply: the change that the client asks for, and its report."""
+    """The contents of a reply: the change of the posterior that the client asks for, and its report."""
 
     delta: PyTree
     report: Report
@@ -73,7 +75,7 @@ class ClientUpdate(Record):
 
 @record
 class Stacked(Record):
-    """Several trees of equal shapes as one with a leading axis; a sequence of them, for code that does not mind."""
+    """Several trees of equal shapes as one tree with a leading axis; it can be used as a sequence of them."""
 
     tree: PyTree
 
@@ -88,7 +90,7 @@ class Stacked(Record):
 
 @record
 class Acknowledgement(Record):
-    """What became of a client's last answered message: its sequence number, and the exponent it was given."""
+    """What became of a client's last accepted reply: its sequence number, and the exponent that it was given."""
 
     sequence: int = 0
     exponent: float = 0.0
@@ -107,7 +109,7 @@ class Message(Record):
 
 @record
 class Reply(Record):
-    """From a client to the server: exactly what leaves the house."""
+    """From a client to the server: exactly what is sent."""
 
     client: str
     version: int
@@ -117,7 +119,7 @@ class Reply(Record):
 
 @record
 class Pending(Record):
-    """What a client has answered but not yet been told the fate of."""
+    """An update that a client has sent, before the server says whether it was accepted."""
 
     sequence: int
     version: int
@@ -166,9 +168,9 @@ class ClientRecord(Record):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Roster(Record):
-    """The names of all members, in the order in which they joined; all states of a server share one until that changes.
+    """The names of all clients, in the order in which they joined; server states share it until that changes.
 
-    There may be hundreds of thousands, so they are gone through once, and not in every round.
+    There may be hundreds of thousands, so the names are visited once and not in every round.
     """
 
     names: tuple[str, ...] = field(metadata={"static": True})
@@ -181,14 +183,14 @@ class Roster(Record):
 
 @record
 class Clients(Record, Mapping[str, ClientRecord]):
-    """The bookkeeping of all members: a mapping that does not change; `|` gives another.
+    """The bookkeeping of all clients: an immutable mapping; `|` gives another one.
 
-    Those who have never been written to are alike, and only the others have a record of their own. So a change costs
-    as much as there are clients that have ever worked, and one more round with ten of very many costs hardly anything.
+    Clients that have never been sent a message share one record. So a change costs as much as there are clients that
+    have ever worked, and one more round with ten of very many costs hardly anything.
 
     Attributes:
-        roster: who is a member.
-        told: the records of those who have been written to.
+        roster: the names of all clients.
+        told: the records of those that have been sent a message.
     """
 
     roster: Roster
@@ -196,12 +198,12 @@ class Clients(Record, Mapping[str, ClientRecord]):
 
     @classmethod
     def of(cls, records: Mapping[str, ClientRecord]) -> "Clients":
-        """These members, with these records."""
+        """These clients, with these records."""
         return cls(Roster(tuple(records)), dict(records))
 
     @classmethod
     def new(cls, names: Iterable[str]) -> "Clients":
-        """Members who have never been written to."""
+        """Clients that have never been sent a message."""
         return cls(Roster(tuple(dict.fromkeys(names))), {})
 
     def __getitem__(self, name: str) -> ClientRecord:
@@ -233,7 +235,7 @@ class Clients(Record, Mapping[str, ClientRecord]):
 
     @property
     def set_aside(self) -> tuple[str, ...]:
-        """Those that are asked no more, since too many of their replies in a row were refused."""
+        """The clients that are no longer asked, since too many of their replies in a row were refused."""
         return tuple(name for name, record in self.told.items() if record.refusals >= MAX_REFUSALS)
 
 
@@ -293,23 +295,23 @@ class Gaps(Mapping[str, float]):
 
 
 def active(clients: Clients) -> tuple[str, ...]:
-    """The members that are not set aside, in order."""
+    """The clients that are not set aside, in order."""
     aside = set(clients.set_aside)
     return tuple(name for name in clients.roster.names if name not in aside) if aside else clients.roster.names
 
 
 @record
 class ServerState(Record):
-    """Everything that a resume needs.
+    """The server's complete state: a resumed run is bit for bit the run that was not interrupted.
 
     Attributes:
         version: counts the changes of the posterior.
-        seed: all randomness follows from it, the version, and the client's name.
+        seed: the random seed; randomness follows from it, the version and the client's name.
         prior: a member of the family.
         posterior: always `rebuild(prior, entries)`, for methods with entries.
         entries: client name -> entry; in the client-held variant a single joint entry under `JOINT`; empty for methods
             without entries.
-        clients: client name -> bookkeeping; the members of the federation, in order.
+        clients: client name -> bookkeeping, in the order in which they joined.
         method: the algorithm's own state (damping, optimiser).
         schedule: the schedule's own state.
         held_by_clients: whether the clients, and not the server, keep the factors.

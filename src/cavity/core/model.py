@@ -153,6 +153,20 @@ class Model(eqx.Module):
         """What of the prior is outside the family, as rows whose owner is the server: name -> data; mostly none."""
         return {}
 
+    def reported(self, q: Any) -> Any:
+        """The distribution q of theta as one of the parameters in the units of the data; q itself by default."""
+        return q
+
+    def reported_moments(self, q: Any) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+        """Mean and covariance of the parameters in the units of the data, for a Gaussian q of theta."""
+        reported = self.reported(q)
+        return np.asarray(reported.mean), np.asarray(reported.covariance)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Notes on the units of the parameters, for a summary."""
+        return ()
+
 
 class RowModel(Model):
     """A promise: the log likelihood is a sum over rows, each of which depends on no other row.
@@ -289,11 +303,6 @@ class ReportedModel(Model):
     @abc.abstractmethod
     def reported(self, q: Any) -> Any:
         """The same distribution, of the parameters in the units of the data."""
-
-    def reported_moments(self, q: Any) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
-        """Mean and covariance of the parameters in the units of the data."""
-        reported = self.reported(q)
-        return np.asarray(reported.mean), np.asarray(reported.covariance)
 
     @property
     def log_outcome_scale(self) -> Any:

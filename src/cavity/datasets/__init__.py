@@ -1,1 +1,1 @@
-"""Where data come from, and how experiments divide them among clients."""
+"""Demo data, sources of clients' data, and ways to divide a data set among clients."""

@@ -1,26 +1,34 @@
-"""How experiments split one data set among clients.
+"""Divide one data set among clients.
 
-Every function but `select` returns a partition: from client name to that client's row indices, ascending.
-Clients are disjoint and together hold every row; `size_and_label_skew` alone leaves a few rows out, and says
-so. Names are padded with zeros (`client-00`, `client-01`, ...), so that sorting them keeps their order.
-`rng` is the only source of randomness, `labels` has one entry a row, and what cannot be split as asked is a
-ValueError: no client is ever left without rows.
+Every function except `select` returns a partition: client name -> row indices of the client, ascending. Each row
+belongs to exactly one client; only `size_and_label_skew` leaves a few rows out. Names are padded with zeros
+(`client-00`, `client-01`, ...), so that sorting them keeps their order. `rng` is the only source of randomness, and
+`labels` has one entry per row. A division that would leave a client without rows is a ValueError.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 Batch = TypeVar("Batch")
 Partition = dict[str, np.ndarray]
 
-# Sizes are floors of products such as 10 * (1 - 0.9), which float64 computes as 0.9999999999999998.
+# Sizes are floors of products such as 10 * (1 - 0.9), which is 0.9999999999999998 in float64.
 _ROUNDING = 1e-9
 
 
 def homogeneous(rng: np.random.Generator, num_rows: int, num_clients: int) -> Partition:
-    """Rows dealt out at random, in parts of equal size (to within one row).
+    """Divide rows at random into parts of equal size (to within one row).
+
+    Args:
+        rng: Source of randomness.
+        num_rows: Number of rows of the data set.
+        num_clients: Number of clients.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> parts = homogeneous(np.random.default_rng(0), num_rows=7, num_clients=2)
@@ -34,7 +42,7 @@ def homogeneous(rng: np.random.Generator, num_rows: int, num_clients: int) -> Pa
 def size_and_label_skew(
     rng: np.random.Generator, labels: np.ndarray, num_clients: int, beta: float, kappa: float
 ) -> Partition:
-    """Half of the clients small, half large, and the small ones with their own share of positive labels.
+    """Half of the clients are small and half large, and the small ones have another share of positive labels.
 
     The scheme of Partitioned Variational Inference (Ashman et al., 2022), appendix E.1. With N rows, M
     clients, and eta the share of positive labels among all rows,
@@ -42,21 +50,24 @@ def size_and_label_skew(
         N_small = floor(N / M * (1 - beta)),    N_large = floor(N / M * (1 + beta))     (75)
         eta_small = eta * (1 - kappa),          kappa in [1 - 1 / eta, 1]               (76)
 
-    The paper misprints (76), its range and the words after it; this is what its table 2 follows. With
-    kappa = 1 small clients have only negative labels, with kappa = 1 - 1 / eta only positive ones. A small
-    client's number of negative rows is rounded down. What remains is shuffled and dealt to the large clients,
-    whose label shares therefore differ by chance (table 2 gives one draw). The floors in (75) leave fewer
-    than M rows over, which are in no client.
+    The paper misprints (76), its range and the text after it; its table 2 follows the equations above. With kappa = 1
+    small clients have only negative labels, with kappa = 1 - 1 / eta only positive ones. The number of negative rows
+    of a small client is rounded down. The remaining rows are divided at random among the large clients, whose shares
+    of labels therefore differ by chance (table 2 shows one draw). Because of the floors in (75), fewer than M rows
+    belong to no client.
 
     Args:
         rng: Source of randomness.
         labels: Two values, the positive one above zero (0 and 1, -1 and 1, or booleans). Shape [n].
-        num_clients: Number of clients, even. The first half are the small ones.
-        beta: Skew of the sizes, in [0, 1). Zero makes all clients equally large.
-        kappa: Skew of the labels. Below zero, small clients have more positive labels than the whole.
+        num_clients: Number of clients, even. The first half are small.
+        beta: Skew of the sizes, in [0, 1). Zero gives all clients the same size.
+        kappa: Skew of the labels. Below zero, the share of positive labels is larger at small clients than overall.
+
+    Returns:
+        Client name -> row indices.
 
     Raises:
-        ValueError: If beta or kappa is out of range, or the data have too few labels of one kind.
+        ValueError: If beta or kappa is out of range, or there are too few labels of one kind.
 
     Example:
         >>> labels = np.arange(100) % 4 == 0
@@ -68,7 +79,7 @@ def size_and_label_skew(
     num_rows, half = len(positive), num_clients // 2
     _check_num_clients(num_clients, num_rows)
     if num_clients % 2:
-        raise ValueError(f"num_clients must be even, half small and half large; it is {num_clients}")
+        raise ValueError(f"num_clients must be even (half small, half large); it is {num_clients}")
     if not 0 <= beta < 1:
         raise ValueError(f"beta must be in [0, 1); it is {beta}")
     eta = positive.mean()
@@ -78,7 +89,9 @@ def size_and_label_skew(
     num_small = int(np.floor(num_rows / num_clients * (1 - beta) + _ROUNDING))
     num_large = int(np.floor(num_rows / num_clients * (1 + beta) + _ROUNDING))
     if num_small == 0:
-        raise ValueError(f"beta = {beta} leaves small clients no row, for {num_rows / num_clients:g} on average")
+        raise ValueError(
+            f"beta = {beta} leaves small clients no row, with {num_rows / num_clients:g} rows per client on average"
+        )
     num_negative = int(np.floor(num_small * (1 - eta * (1 - kappa)) + _ROUNDING))
     num_positive = num_small - num_negative
 
@@ -88,7 +101,7 @@ def size_and_label_skew(
         if half * needed > len(rows):
             raise ValueError(
                 f"not enough {kind} labels: {half} small clients need {needed} each, there are {len(rows)}. "
-                f"Take a larger beta than {beta}, or a kappa nearer to zero than {kappa}"
+                f"Use a beta above {beta}, or a kappa closer to zero than {kappa}"
             )
     positives, other_positives = np.split(positives, [half * num_positive])
     negatives, other_negatives = np.split(negatives, [half * num_negative])
@@ -98,10 +111,19 @@ def size_and_label_skew(
 
 
 def label_shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int, shards_per_client: int) -> Partition:
-    """Rows sorted by label and cut into equal shards, of which each client is dealt some at random.
+    """Sort rows by label, cut them into equal shards, and give each client some shards at random.
 
-    The scheme of McMahan et al. (2017). A shard may straddle two labels, so a client with two shards mostly
-    has two labels, and at times three or four. Labels may be of any type that sorts.
+    The scheme of McMahan et al. (2017). A shard may contain two labels, so a client with two shards has mostly two
+    labels, and sometimes three or four. Labels may be of any type that can be sorted.
+
+    Args:
+        rng: Source of randomness.
+        labels: One per row, shape [n].
+        num_clients: Number of clients.
+        shards_per_client: Number of shards of each client.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> labels = np.repeat([3, 5, 7, 9], 10)
@@ -113,7 +135,7 @@ def label_shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
     _check_num_clients(num_clients, len(labels))
     num_shards = num_clients * shards_per_client
     if not 1 <= num_shards <= len(labels):
-        raise ValueError(f"{len(labels)} rows cannot make {num_clients} x {shards_per_client} shards")
+        raise ValueError(f"{len(labels)} rows cannot make {num_clients} x {shards_per_client} shards; use fewer")
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(by_label, num_shards)
@@ -122,12 +144,21 @@ def label_shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
 
 
 def dirichlet(rng: np.random.Generator, labels: np.ndarray, num_clients: int, concentration: float) -> Partition:
-    """Clients of equal size (to within one row), each with label shares from a Dirichlet distribution.
+    """Clients of equal size (to within one row), each with shares of labels from a Dirichlet distribution.
 
-    The scheme of Hsu et al. (2019): client m draws pi_m ~ Dirichlet(concentration * p), with p the label
-    shares of the whole, and takes rows whose labels follow pi_m, without replacement. A label that has run
-    out leaves pi_m, which is renormalised, so the last clients are less free than the first. Near a
-    concentration of zero a client has a single label; towards infinity the split is homogeneous.
+    The scheme of Hsu et al. (2019): client m draws pi_m ~ Dirichlet(concentration * p), with p the shares of labels in
+    the data set, and takes rows whose labels follow pi_m, without replacement. When no rows of a label are left, the
+    label is removed from pi_m, which is renormalised; the shares of the last clients are therefore less variable. With
+    a concentration near zero a client has a single label; with a large one the division is homogeneous.
+
+    Args:
+        rng: Source of randomness.
+        labels: One per row, shape [n].
+        num_clients: Number of clients.
+        concentration: Of the Dirichlet distribution; positive and finite.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> labels = np.repeat([0, 1], 50)
@@ -152,7 +183,7 @@ def dirichlet(rng: np.random.Generator, labels: np.ndarray, num_clients: int, co
 
 
 def _label_counts(rng: np.random.Generator, shares: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
-    """How many rows of each label make up a client of `size` rows, where `left` rows of each can be had."""
+    """Number of rows of each label for a client of `size` rows, where `left` rows of each label are available."""
     counts = np.zeros_like(left)
     while (missing := size - counts.sum()) > 0:
         weights = np.where(counts < left, shares, 0.0)
@@ -165,7 +196,15 @@ def _label_counts(rng: np.random.Generator, shares: np.ndarray, left: np.ndarray
 def k_means(rng: np.random.Generator, features: np.ndarray, num_clients: int) -> Partition:
     """One client for each k-means cluster of the standardised features, shape [n, p]. Needs scikit-learn.
 
-    Columns that are constant do not count. Sizes are as the clusters happen to be.
+    Constant columns are ignored. The sizes are those of the clusters.
+
+    Args:
+        rng: Source of randomness.
+        features: Shape [n, p], without missing values.
+        num_clients: Number of clients.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> features = np.array([[0.0], [0.1], [5.0], [5.1]])
@@ -187,8 +226,15 @@ def k_means(rng: np.random.Generator, features: np.ndarray, num_clients: int) ->
 def along_component(features: np.ndarray, num_clients: int) -> Partition:
     """Rows in the order of the first principal component of the standardised features [n, p], cut into equal parts.
 
-    The inhomogeneous counterpart of `homogeneous`: sizes differ by one row at most, and each client sees its own
-    stretch of the inputs. Nothing is random. The component points to where its largest weight is positive.
+    The inhomogeneous counterpart of `homogeneous`: sizes differ by at most one row, and each client has its own range
+    of the inputs. Nothing is random. The sign of the component makes its largest weight positive.
+
+    Args:
+        features: Shape [n, p], without missing values.
+        num_clients: Number of clients.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> features = np.array([[0.0, 1.0], [3.0, 7.0], [1.0, 3.0], [2.0, 5.0]])
@@ -207,9 +253,16 @@ def along_component(features: np.ndarray, num_clients: int) -> Partition:
 def by_blocks(places: np.ndarray, num_clients: int) -> Partition:
     """Clients as blocks of neighbouring places [n, d], such as longitude and latitude, by repeated cuts in two.
 
-    A block for m clients is cut across its longest side, in the units of `places`, where the rows on either side
-    are nearest in the ratio of floor(m / 2) to ceil(m / 2), so sizes are about n / num_clients. Rows at one place
-    stay together. Nothing is random.
+    A block for m clients is cut across its longest side, in the units of `places`, so that the numbers of rows on the
+    two sides are as close as possible to the ratio of floor(m / 2) to ceil(m / 2). Sizes are therefore about
+    n / num_clients. Rows at the same place stay together. Nothing is random.
+
+    Args:
+        places: Coordinates, shape [n, d], without missing values.
+        num_clients: Number of clients.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> places = np.array([[0.0, 0.0], [9.0, 0.0], [1.0, 0.0], [8.0, 3.0], [0.0, 0.0], [9.0, 1.0]])
@@ -223,14 +276,14 @@ def by_blocks(places: np.ndarray, num_clients: int) -> Partition:
 
 
 def _cut(members: np.ndarray, num_blocks: int, places: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Blocks of `members`, indices of places, of which each stands for some rows."""
+    """Blocks of `members`, which are indices of places; `counts` has the number of rows at each place."""
     if num_blocks == 1:
         return [members]
     longest = np.argmax(np.ptp(places[members], axis=0))
     members = members[np.argsort(places[members, longest], kind="stable")]
     few = num_blocks // 2
     rows_before = np.cumsum(counts[members])
-    # every block needs a place of its own, on both sides
+    # every block on either side needs at least one place
     ends = np.arange(few, len(members) - (num_blocks - few) + 1)
     wanted = rows_before[-1] * few / num_blocks
     end = ends[np.argmin(np.abs(rows_before[ends - 1] - wanted))]
@@ -240,8 +293,14 @@ def _cut(members: np.ndarray, num_blocks: int, places: np.ndarray, counts: np.nd
     ]
 
 
-def by_column(values: Sequence[Any] | np.ndarray) -> Partition:
-    """One client for each value of a column (a patient's hospital, say), named `str(value)`, sorted by name.
+def by_column(values: ArrayLike) -> Partition:
+    """One client for each value of a column (such as the hospital of a patient), named `str(value)`, sorted by name.
+
+    Args:
+        values: One per row, shape [n], without missing values.
+
+    Returns:
+        Client name -> row indices.
 
     Example:
         >>> {name: rows.tolist() for name, rows in by_column(["york", "leeds", "york"]).items()}
@@ -250,12 +309,19 @@ def by_column(values: Sequence[Any] | np.ndarray) -> Partition:
     column = _one_dimensional(values)
     names, codes = np.unique([str(value) for value in column], return_inverse=True)
     if num_missing := sum(value is None or str(value) in ("", "nan", "NaT", "<NA>") for value in column):
-        raise ValueError(f"the column has {num_missing} missing values; give those rows a client or drop them")
+        raise ValueError(f"the column has {num_missing} missing values; fill in the client of these rows, or drop them")
     return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
 
 
 def select(batch: Batch, indices: Mapping[str, np.ndarray]) -> dict[str, Batch]:
-    """Each client's rows of `batch`, an array or a pytree of arrays whose first axes are the rows.
+    """The rows of each client from `batch`, an array or a pytree of arrays with rows along the first axis.
+
+    Args:
+        batch: Arrays with n rows each.
+        indices: Client name -> row indices.
+
+    Returns:
+        Client name -> its rows, in the form of `batch`.
 
     Example:
         >>> x, y = np.arange(6).reshape(3, 2), np.array([10, 11, 12])
@@ -266,10 +332,12 @@ def select(batch: Batch, indices: Mapping[str, np.ndarray]) -> dict[str, Batch]:
 
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
     if len(lengths) != 1 or lengths == {()}:
-        raise ValueError(f"the arrays of a batch must share their first axis; theirs are {sorted(lengths)}")
+        raise ValueError(
+            f"the arrays of a batch must have the same length along the first axis; the lengths are {sorted(lengths)}"
+        )
     ((num_rows,),) = lengths
     for name, rows in indices.items():
-        # JAX would clamp an index that is out of bounds, and count the last row again.
+        # JAX would clamp an index that is out of bounds, and repeat the last row.
         if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < num_rows:
             raise IndexError(f"client {name!r}: rows {np.min(rows)} to {np.max(rows)} of a batch of {num_rows}")
     return {name: jax.tree.map(lambda leaf, rows=rows: leaf[rows], batch) for name, rows in indices.items()}
@@ -280,10 +348,10 @@ def _named(parts: Sequence[np.ndarray]) -> Partition:
     return {f"client-{i:0{width}d}": np.sort(part) for i, part in enumerate(parts)}
 
 
-def _one_dimensional(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+def _one_dimensional(values: ArrayLike) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1:
-        raise ValueError(f"one value a row is needed, of shape [n]; the shape is {array.shape}")
+        raise ValueError(f"values must have shape [n], one per row; the shape is {array.shape}")
     return array
 
 
@@ -297,7 +365,7 @@ def _features(values: np.ndarray) -> np.ndarray:
 
 
 def _standardised(features: np.ndarray) -> np.ndarray:
-    """Columns with mean 0 and variance 1, and of 0 where they are constant."""
+    """Columns with mean 0 and variance 1; constant columns become 0."""
     varies = np.ptp(features, axis=0) > 0
     return np.where(varies, features - features.mean(axis=0), 0.0) / np.where(varies, features.std(axis=0), 1.0)
 
@@ -306,7 +374,7 @@ def _positive(labels: np.ndarray) -> np.ndarray:
     labels = _one_dimensional(labels)
     values = np.unique(labels)
     if len(values) != 2 or values.dtype.kind not in "biuf" or not values[0] <= 0 < values[1]:
-        raise ValueError(f"labels must have two values, one of them above zero; they have {values[:5].tolist()}")
+        raise ValueError(f"labels must have two values, only one of them above zero; they have {values[:5].tolist()}")
     return labels > 0
 
 

@@ -1,4 +1,4 @@
-"""Choosing between models without pooling: each model's evidence is a sum of what its clients report anyway."""
+"""Comparing models without pooling data: the evidence of a model is a sum of numbers that its clients report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from cavity.core import Data
 from cavity.errors import CavityError
 from cavity.fit.fit import Fit
 
@@ -18,8 +19,8 @@ class Comparison:
 
     Attributes:
         names: of the models.
-        log_evidence: of each, in nats.
-        remarks: what a reader should know besides.
+        log_evidence: of each model, in nats.
+        remarks: notes below the table.
     """
 
     names: tuple[str, ...]
@@ -28,12 +29,12 @@ class Comparison:
 
     @property
     def behind(self) -> Float[np.ndarray, " m"]:
-        """By how many nats each falls short of the best."""
+        """The difference of each model to the best one, in nats."""
         return self.log_evidence[0] - self.log_evidence
 
     @property
     def probability(self) -> Float[np.ndarray, " m"]:
-        """Of each model, if one of them is right and all were equally likely before the data."""
+        """The probability of each model, if one of them is right and all were equally likely before the data."""
         odds = np.exp(-self.behind)
         return odds / odds.sum()
 
@@ -51,14 +52,17 @@ class Comparison:
 def compare(fits: Mapping[str, Fit], *, num_draws: int | None = None, seed: int = 0) -> Comparison:
     """Compare models of the same rows by their evidence.
 
-    Models may differ in features, likelihood and prior, and each must have a proper prior, on whose width the evidence
-    depends. The outcome must be the same: not one in metres and one in feet.
+    Models may differ in features, likelihood and prior. Each must have a proper prior; the evidence depends on its
+    width. The outcome must be the same: not one in metres and one in feet.
 
     Args:
         fits: name -> fit.
-        num_draws: estimate each evidence from so many importance weights, which takes the clients one exchange more;
-            None takes the free energies, each too low by the KL divergence of the fit from its posterior.
-        seed: of the draws.
+        num_draws: estimate each evidence from this many importance weights, which takes one more exchange with the
+            clients; None uses the free energies, each too low by the KL divergence of the fit from its posterior.
+        seed: random seed of the draws.
+
+    Returns:
+        The comparison.
 
     Example:
         >>> import cavity
@@ -72,16 +76,18 @@ def compare(fits: Mapping[str, Fit], *, num_draws: int | None = None, seed: int 
     if len(fits) < 2:
         raise CavityError(f"a comparison needs at least two fits, not {len(fits)}")
     _check_same_rows(fits)
-    remarks = [f"{name} has not converged; go on with fit.refine()" for name, fit in fits.items() if not fit.converged]
+    remarks = [
+        f"{name} has not converged; continue with fit.refine()" for name, fit in fits.items() if not fit.converged
+    ]
     found = {name: fit.log_evidence for name, fit in fits.items()}
     if num_draws is None:
-        remarks.append("free energies: lower bounds, exact where the family holds the posterior")
+        remarks.append("free energies: lower bounds, exact where the family contains the posterior")
     else:
         weights = {name: fit.importance_weights(num_draws, seed) for name, fit in fits.items()}
         found = {name: weighed.log_evidence for name, weighed in weights.items()}
         remarks += [
-            f"{name}: Pareto k = {weighed.pareto_k:.2f} is above {weighed.limit:.2f}: its evidence is not known from "
-            "so few draws; see its fit.verdict"
+            f"{name}: Pareto k = {weighed.pareto_k:.2f} is above {weighed.limit:.2f}: so few draws do not "
+            "determine its evidence; see its fit.verdict"
             for name, weighed in weights.items()
             if weighed.pareto_k > weighed.limit
         ]
@@ -93,18 +99,22 @@ def _check_same_rows(fits: Mapping[str, Fit]) -> None:
     """Raise CavityError unless all fits have the same clients with as many rows."""
     (first, reference), *others = fits.items()
     for name, fit in others:
-        if unlike := set(fit.parties) ^ set(reference.parties):
+        if unlike := set(fit.client_names) ^ set(reference.client_names):
             raise CavityError(
                 f"{first!r} and {name!r} differ in their clients ({', '.join(sorted(unlike))}); evidence is compared "
                 "on the same rows"
             )
-        here, there = reference.clients, fit.clients
-        if not (isinstance(here, Mapping) and isinstance(there, Mapping)):
+        here, there = _data(reference), _data(fit)
+        if here is None or there is None:
             continue  # rows that are not in this process cannot be counted
-        for client in fit.parties:
+        for client in fit.client_names:
             ours, theirs = (float(np.sum(clients[client].weight)) for clients in (here, there))
             if ours != theirs:
                 raise CavityError(
                     f"client {client!r} has {ours:g} rows in {first!r} and {theirs:g} in {name!r}; evidence is "
                     "compared on the same rows"
                 )
+
+
+def _data(fit: Fit) -> Mapping[str, Data] | None:
+    return None if fit.clients is None else fit.population("compare fits").data

@@ -2,18 +2,19 @@
 
     bound(q) = sum_m E_q[log p(y_m | theta)] - KL(q : prior)  <=  log p(y)
 
-The free energy in a history is this bound at the posterior that the clients answered, where all of them answered the
-same one. Under another schedule the local terms belong to different posteriors, and their sum may exceed log p(y).
-So the bound is computed at the end. In one process that takes one expectation per client, in double precision. Over a
-network it takes a closing exchange: everybody is asked once more, the reports
+The free energy in a history is this bound at the posterior that the clients received, where all of them received the
+same one. Under another schedule the local terms belong to different posteriors, and their sum may exceed log p(y). So
+the bound is computed at the end. In one process this takes one expectation per client, in double precision. Over a
+network it takes a closing exchange: all clients are asked once more, their reports
 
     F_m(q) = E_q[log p(y_m | theta) / t_m(theta)],     bound(q) = sum_m F_m(q) + log Z_q        (PVI, property 2.2 a)
 
 are added up, and the updates that come with them are not applied.
 
-Accuracy. Expectations over a linear predictor are closed forms or quadrature; over theta (models without one) they are
-averages over the fixed nodes that the solvers use too, so the bound is that of these nodes. Sums are in float64. Over
-a network a client's report has the precision in which it computes: in float32 some 1e-7 of the sum of its terms.
+Accuracy. Expectations over a linear predictor are closed forms or quadrature. Over theta (models without a linear
+predictor) they are averages over fixed nodes, the same as in the solvers, so the bound is that of these nodes. Sums are
+in float64. Over a network a client's report has the precision in which it computes: in float32 about 1e-7 of the sum of
+its terms.
 """
 
 from __future__ import annotations
@@ -22,50 +23,80 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from cavity import ledger
 from cavity.algorithms.factors import FactorAlgorithm
-from cavity.core import ConjugateModel, CorrectedPrior, Data, Engine, LinearModel, Problem
+from cavity.core import (
+    Algorithm,
+    ConjugateModel,
+    CorrectedPrior,
+    Data,
+    Distribution,
+    Engine,
+    LinearModel,
+    Model,
+    Problem,
+)
 from cavity.core.messages import ServerState
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics, psis
-from cavity.fit import execution
+from cavity.fit import method
+from cavity.fit.fit import Fit
 from cavity.ledger import is_proper
 from cavity.simulation.drive import numbers_as_leaves
 from cavity.simulation.stacks import buckets, device_mesh
-from cavity.solvers.expectations import PredictorQuadrature, RowsOrPrior
+from cavity.solvers.expectations import Expectation, PredictorQuadrature, RowsOrPrior
 
-ATTEMPTS = 3  # at a closing exchange, of which letters may be lost
-MOST_PARAMETERS = 1000  # of a model without a linear predictor, whose nodes are twice as many
+ATTEMPTS = 3  # at a closing exchange, in which messages may be lost
+MOST_PARAMETERS = 1000  # of a model without a linear predictor, which needs twice as many nodes
 
 
-def check(algorithm: Any) -> None:
-    """Raise CavityError where a method has no evidence, saying why."""
-    if not isinstance(algorithm, FactorAlgorithm):
+def check(algorithm: Algorithm) -> FactorAlgorithm:
+    """Check that an algorithm has an evidence.
+
+    Args:
+        algorithm: the algorithm, with its model.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        CavityError: where it has none, with the reason.
+    """
+    factors = method.factors_or_none(algorithm)
+    if factors is None:
         raise CavityError(
-            f"{type(algorithm).__name__} follows a bound with Monte Carlo noise, by which models cannot be compared; "
+            f"{type(algorithm).__name__} computes a bound with Monte Carlo noise, by which models cannot be compared; "
             "use PVI"
         )
-    if algorithm.likelihood_power is None or not math.isclose(algorithm.likelihood_power, 1.0):
+    power = method.likelihood_power(algorithm)
+    if power is None or not math.isclose(power, 1.0):
         raise CavityError(
             "a generalised loss or divergence has no evidence, since its likelihood is not that of the data; compare "
-            "what held-out rows say, with cavity.choose"
+            "losses of held-out rows, with cavity.choose"
         )
     if not is_proper(algorithm.prior):
         raise CavityError(psis.NO_EVIDENCE)
+    return factors
 
 
-def has_evidence(algorithm: Any) -> bool:
-    """Whether `check` finds nothing."""
+def has_evidence(algorithm: Algorithm) -> bool:
+    """Whether an algorithm has an evidence.
+
+    Args:
+        algorithm: the algorithm, with its model.
+
+    Returns:
+        True if `check` raises nothing.
+    """
     try:
         check(algorithm)
     except CavityError:
@@ -73,14 +104,23 @@ def has_evidence(algorithm: Any) -> bool:
     return True
 
 
-def log_evidence(fit: Any) -> float:
-    """The bound at a fit's posterior; else a CavityError that says why there is none."""
-    check(fit.algorithm)
+def log_evidence(fit: Fit) -> float:
+    """The bound at the posterior of a fit.
+
+    Args:
+        fit: the fit.
+
+    Returns:
+        The bound in nats.
+
+    Raises:
+        CavityError: where there is none, with the reason.
+    """
+    algorithm = check(fit.algorithm)
     if not fit.history:
-        raise CavityError("the bound is not known yet: no client has replied; go on with fit.refine()")
+        raise CavityError("the bound is not known yet: no client has replied; continue with fit.refine()")
     if fit.clients is not None:
-        chunks = execution.in_chunks(fit.algorithm.model, fit.clients)
-        return bound(fit.algorithm, fit.server.prior, fit.posterior, chunks)
+        return bound(algorithm, fit.server.prior, fit.posterior, fit.population("compute the evidence").chunks())
     version, found = fit.closing or (None, math.nan)
     if version != fit.server.version:
         raise CavityError("the evidence is not in the file; load the fit with the clients' data: clients=...")
@@ -89,17 +129,40 @@ def log_evidence(fit: Any) -> float:
     return found
 
 
-def with_evidence(fit: Any) -> Any:
-    """The fit with its evidence kept, where it has one and the clients are in memory; else as it is."""
-    if not isinstance(fit.clients, Mapping) or not fit.history or not has_evidence(fit.algorithm):
+def with_evidence(fit: Fit) -> Fit:
+    """Compute the evidence for a file, where the clients' data are in memory.
+
+    Args:
+        fit: the fit.
+
+    Returns:
+        The fit with its evidence; the fit as it is where there is none.
+    """
+    in_memory = fit.clients is not None and fit.population("compute the evidence").data is not None
+    if not in_memory or not fit.history or not has_evidence(fit.algorithm):
         return fit
     with contextlib.suppress(CavityError):  # too many parameters
         return replace(fit, closing=(fit.server.version, fit.log_evidence))
     return fit
 
 
-def bound(algorithm: Any, prior: Any, posterior: Any, chunks: Iterable[Mapping[str, Data]]) -> float:
-    """E_q[log likelihood of all rows] - KL(q : prior), in nats and in double precision."""
+def bound(
+    algorithm: FactorAlgorithm,
+    prior: Distribution,
+    posterior: Distribution,
+    chunks: Iterable[Mapping[str, Data]],
+) -> float:
+    """E_q[log likelihood of all rows] - KL(q : prior), in double precision.
+
+    Args:
+        algorithm: the algorithm, with its model.
+        prior: at the server.
+        posterior: q.
+        chunks: the rows of all clients, which may come in groups.
+
+    Returns:
+        The bound in nats.
+    """
     total = 0.0
     with jax.enable_x64(True):
         q = jax.tree.map(jnp.asarray, ledger.to_host(posterior))
@@ -108,62 +171,68 @@ def bound(algorithm: Any, prior: Any, posterior: Any, chunks: Iterable[Mapping[s
     return total - diagnostics.kl(posterior, prior)
 
 
-def _expected_log_likelihood(algorithm: FactorAlgorithm, q: Any, clients: Mapping[str, Data]) -> float:
+def _expected_log_likelihood(algorithm: FactorAlgorithm, q: PyTree, clients: Mapping[str, Data]) -> float:
     model = algorithm.model
-    if isinstance(model, LinearModel | CorrectedPrior) or not isinstance(q, Gaussian):
-        traced: Any = numbers_as_leaves(algorithm)
+    if _rule(model) is not None or not isinstance(q, Gaussian):
+        traced = numbers_as_leaves(algorithm)
         each = [np.asarray(_expected_each(traced, q, bucket.data)) for bucket in buckets(clients, device_mesh())]
         return float(sum(sums.sum() for sums in each))
     if q.dimension > MOST_PARAMETERS:
         raise CavityError(
-            f"{type(model).__name__} has {q.dimension:,} parameters and no linear predictor, so that its expected log "
-            "likelihood is known with Monte Carlo noise only; compare what held-out rows say, with cavity.choose"
+            f"{type(model).__name__} has {q.dimension:,} parameters and no linear predictor, so its expected log "
+            "likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
         )
     nodes, weights = normal_nodes(q.dimension)
     theta = q.mean + jnp.asarray(nodes) @ jnp.linalg.cholesky(q.covariance).T
     return float(sum(weights @ sent for sent in psis.log_likelihoods(algorithm, theta, clients).values()))
 
 
+def _rule(model: Model) -> Expectation | None:
+    """The expectation over a linear predictor; None for models without one."""
+    if isinstance(model, CorrectedPrior):
+        return RowsOrPrior(fine=True)
+    return PredictorQuadrature(fine=True) if isinstance(model, LinearModel) else None
+
+
 @eqx.filter_jit
-def _expected_each(algorithm: FactorAlgorithm, q: Any, data: Data) -> Float[Array, " clients"]:
+def _expected_each(algorithm: FactorAlgorithm, q: PyTree, data: Data) -> Float[Array, " clients"]:
     return jax.vmap(lambda rows: -_expected_loss(algorithm, q, rows))(data)
 
 
-def _expected_loss(algorithm: FactorAlgorithm, q: Any, data: Data) -> Float[Array, ""]:
-    """E_q[loss / weight] of a client's rows in the units of the data, the loss being a multiple of -log likelihood."""
-    model = algorithm.model
-    if isinstance(model, LinearModel | CorrectedPrior):
-        rule = RowsOrPrior(fine=True) if isinstance(model, CorrectedPrior) else PredictorQuadrature(fine=True)
-        problem = Problem(model, algorithm.loss, algorithm.divergence, q, q, data)
-        expected = rule.value(problem, q) / algorithm.divergence.weight  # pyright: ignore[reportAttributeAccessIssue]
-        return expected + algorithm.log_units(data)
-    assert isinstance(model, ConjugateModel)  # only they have other families
-    factor, constant = model.likelihood_factor(data)
-    return -(q.cross(factor) + constant)
+def _expected_loss(algorithm: FactorAlgorithm, q: PyTree, data: Data) -> Float[Array, ""]:
+    """E_q[loss / weight] of a client's rows in the units of the data; the loss is a multiple of -log likelihood."""
+    model, rule = algorithm.model, _rule(algorithm.model)
+    if rule is None:  # a family other than a Gaussian, which only conjugate models have
+        assert isinstance(model, ConjugateModel)
+        factor, constant = model.likelihood_factor(data)
+        return -(q.cross(factor) + constant)
+    problem = Problem(model, algorithm.loss, algorithm.divergence, q, q, data)
+    expected = rule.value(problem, q) / algorithm.divergence.weight  # pyright: ignore[reportAttributeAccessIssue]
+    return expected + algorithm.log_units(data)
 
 
 def closing_exchange(
-    algorithm: Any, engine: Engine, server: ServerState, written: Callable[[ServerState], None]
+    algorithm: Algorithm, engine: Engine, server: ServerState, written: Callable[[ServerState], None]
 ) -> tuple[ServerState, float]:
-    """Ask everybody once more, at the final posterior, for the sake of their reports; their updates are not applied.
+    """Ask all clients once more, at the final posterior, for their reports; their updates are not applied.
 
-    The ledger stays as it is, but for the numbers of the messages: these are abandoned, and a client that keeps its
-    factor drops what it answered when the next message says which reply was accepted last.
+    The ledger stays as it is, except for the numbers of the messages: these are abandoned. A client that keeps its
+    factor drops its answer when the next message says which reply was accepted last.
 
     Args:
-        algorithm: the method.
-        engine: where the clients are.
-        server: after the last round.
+        algorithm: the algorithm.
+        engine: runs the clients.
+        server: its state after the last round.
         written: called with the server's state before the messages are sent.
 
     Returns:
-        The server's state, and the bound; NaN unless everybody answers.
+        The server's state, and the bound; NaN unless all clients answer.
     """
     from cavity.solvers import LBFGS, Conjugate, FixedPoint, MomentMatching, NaturalGradient, PowerEP
 
     without_noise = (Conjugate, MomentMatching, FixedPoint, NaturalGradient, LBFGS, PowerEP)
     server = ledger.abandon(server, server.clients.waiting)
-    if not isinstance(algorithm.solver, without_noise):
+    if not isinstance(algorithm.client.solver, without_noise):
         return server, math.nan
     local: dict[str, float] = {}
     for _ in range(ATTEMPTS):
@@ -182,4 +251,4 @@ def closing_exchange(
         return server, math.nan
     with jax.enable_x64(True):
         log_z = float(server.posterior.log_partition - server.prior.log_partition)
-    return server, math.fsum([*local.values(), log_z])  # in whatever order they came
+    return server, math.fsum([*local.values(), log_z])  # independent of the order of the replies

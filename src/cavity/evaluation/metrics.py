@@ -1,14 +1,13 @@
-"""How good predictive probabilities are: log likelihood, error rate, Brier score, area under the curve, calibration.
+"""Quality of predicted probabilities: log likelihood, error rate, Brier score, area under the curve, calibration.
 
 Every function takes the probabilities of the classes and the true labels:
 
 - `probabilities`: shape [n, k], rows that sum to one; or, for two classes, shape [n], that of class 1.
 - `labels`: shape [n], class indices 0, ..., k - 1 (0 and 1, or booleans, for two classes).
 
-All results are averages over examples, so they do not grow with n. Values are checked where they are
-concrete: NaN, a number that is no probability and a label that is no class are a ValueError. Inside `jit`,
-where values cannot be looked at, NaN in gives NaN out, and so does a label that is no class. The computation
-is in JAX's precision for the given arrays (float32 unless 64-bit types are enabled).
+All results are averages over examples, so they do not grow with n. Outside `jit` values are checked: NaN, a number that
+is not a probability and a label that is not a class raise ValueError. Inside `jit`, where values cannot be checked,
+they give NaN. The computation is in JAX's precision for the given arrays (float32 unless 64-bit types are enabled).
 """
 
 from functools import partial
@@ -114,7 +113,7 @@ def auc(probabilities: ArrayLike, labels: ArrayLike) -> Array:
     if np.shape(probabilities)[1:] not in ((), (2,)):
         raise ValueError(f"the area under the curve is for two classes, not {np.shape(probabilities)[1]}")
     classes, labels = _checked(probabilities, labels)
-    if not isinstance(labels, Tracer) and len(np.unique(labels)) < 2:
+    if _is_concrete(labels) and len(np.unique(labels)) < 2:
         raise ValueError(f"the area under the curve needs examples of both classes; all are of class {labels[0]}")
     return _auc(classes, labels)
 
@@ -133,7 +132,7 @@ def _auc(classes: Array, labels: Array) -> Array:
 
 
 def calibration_in_the_large(probabilities: ArrayLike, labels: ArrayLike) -> Array:
-    """The mean predicted probability of class 1 minus its observed share. Zero is best; above it, risk is overstated.
+    """The mean predicted probability of class 1 minus its observed share. Zero is best; above zero, risk is too high.
 
     Args:
         probabilities: Of class 1, shape [n], or of both classes, shape [n, 2].
@@ -211,7 +210,7 @@ def _in_bins(confidence: Array, correct: Array, num_bins: int, equal_count: bool
     defined = (count > 0) & ~jnp.any(jnp.isnan(confidence))
 
     def mean_in_bin(values: Array) -> Array:
-        # By `where` throughout: XLA may compute a boolean times NaN, or over NaN, as zero.
+        # `where` throughout: XLA may compute a boolean times NaN, or over NaN, as zero
         total = jnp.sum(jnp.where(member, values, 0), axis=1)
         return jnp.where(defined, total / jnp.maximum(count, 1), jnp.nan)
 
@@ -253,7 +252,7 @@ def expected_calibration_error(
 
 @jax.jit
 def _of_true_class(classes: Array, labels: Array) -> Array:
-    """Probability of each example's true class; NaN where the label is no class."""
+    """Probability of each example's true class; NaN where the label is not a class."""
     num_classes = classes.shape[1]
     index = jnp.where(labels < 0, num_classes, labels)[:, None]
     return jnp.take_along_axis(classes, index, axis=1, mode="fill", fill_value=jnp.nan)[:, 0]
@@ -261,7 +260,7 @@ def _of_true_class(classes: Array, labels: Array) -> Array:
 
 @jax.jit
 def _confidence_and_correctness(classes: Array, labels: Array) -> tuple[Array, Array]:
-    """Probability of the predicted class, and 1 where that is right, else 0. A bad row has NaN for both."""
+    """Probability of the predicted class, and 1 where it is right, else 0. Both are NaN for an invalid row."""
     bad = jnp.isnan(jnp.sum(classes, axis=1) + _of_true_class(classes, labels))
     confidence = jnp.where(bad, jnp.nan, jnp.max(classes, axis=1))
     correct = (jnp.argmax(classes, axis=1) == labels).astype(classes.dtype)
@@ -270,26 +269,25 @@ def _confidence_and_correctness(classes: Array, labels: Array) -> tuple[Array, A
 
 @partial(jax.jit, static_argnames="of_class")
 def _risk_and_outcome(classes: Array, labels: Array, of_class: int) -> tuple[Array, Array]:
-    """Probability of a class, and 1 where it is the true one, else 0. A bad row has NaN for both."""
+    """Probability of a class, and 1 where it is the true one, else 0. Both are NaN for an invalid row."""
     bad = jnp.isnan(jnp.sum(classes, axis=1) + _of_true_class(classes, labels))
     risk = jnp.where(bad, jnp.nan, classes[:, of_class])
     return risk, jnp.where(bad, jnp.nan, (labels == of_class).astype(classes.dtype))
 
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
-    """Probabilities of shape [n, k] and integer labels of shape [n], or a ValueError about what is wrong."""
+    """Probabilities of shape [n, k] and integer labels of shape [n], or a ValueError with what is wrong."""
     shape, labels_shape = np.shape(probabilities), np.shape(labels)
     if len(shape) not in (1, 2) or labels_shape != shape[:1]:
         raise ValueError(f"probabilities [n, k] or [n] and labels [n] are needed; shapes are {shape}, {labels_shape}")
     if 0 in shape or shape[1:] == (1,):
         raise ValueError(f"at least one example and two classes are needed; probabilities have shape {shape}")
-    if not isinstance(probabilities, Tracer):
+    if _is_concrete(probabilities):
         _check_probabilities(np.asarray(probabilities))
-    if isinstance(labels, Tracer):
-        if jnp.issubdtype(jnp.result_type(labels), jnp.floating):
-            raise ValueError("inside jit, labels must be integers or booleans; they are floating-point numbers")
-    else:
+    if _is_concrete(labels):
         _check_labels(np.asarray(labels), num_classes=shape[1] if len(shape) == 2 else 2)
+    elif jnp.issubdtype(jnp.result_type(labels), jnp.floating):
+        raise ValueError("inside jit, labels must be integers or booleans; they are floating-point numbers")
     return _canonical(jnp.asarray(probabilities), jnp.asarray(labels))
 
 
@@ -301,6 +299,11 @@ def _canonical(classes: Array, labels: Array) -> tuple[Array, Array]:
     if classes.ndim == 1:
         classes = jnp.stack([1 - classes, classes], axis=1)
     return classes, labels.astype(int)
+
+
+def _is_concrete(values: ArrayLike) -> bool:
+    """Whether the values can be checked; inside `jit` they cannot."""
+    return not isinstance(values, Tracer)
 
 
 def _check_probabilities(probabilities: np.ndarray) -> None:

@@ -1,87 +1,88 @@
-"""Whether a posterior at which a run has ended can be right at all.
+"""Whether the posterior at which a run stopped can be right at all.
 
-A run can come to rest where nothing pulls any more and nothing is known: a precision of exp(-600) leaves no gradient.
-What is looked at is the posterior alone, so it costs no exchange.
+A run can stop where no gradient is left and the parameters are undetermined: a precision of exp(-600) leaves no
+gradient. These checks look at the posterior alone, so they need no exchange with the clients.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cavity import ledger
-from cavity.algorithms.bound import Globals
-from cavity.algorithms.factors import FactorAlgorithm
-from cavity.core.messages import ServerState, is_server_owned
-from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.evaluation import diagnostics
-from cavity.models.numpyro.globals_only import GlobalsOnly
+from cavity.fit import method
+from cavity.fit.fit import Fit
+from cavity.fit.presentation import presentation_of
 from cavity.models.numpyro.latent_model import NumpyroModel
 
-WIDER = 1.25  # times the prior's standard deviation, which is known from draws in some models
-LARGEST = 1e37  # a mean or sd of that size is at the edge of single precision
-NEAR_FLOOR = 3.0  # times the noise that a linear regression assumes in any case
-FARTHEST = 80.0  # unconstrained: of a scale or a probability, exp(80) and 1 - exp(-80)
+WIDER = 1.25  # times the prior's standard deviation, which some models know from draws only
+LARGEST = 1e37  # a mean or sd of this size is at the limit of single precision
+NEAR_FLOOR = 3.0  # times the least noise that a linear regression assumes
+FARTHEST = 80.0  # unconstrained: exp(80) of a scale, 1 - exp(-80) of a probability
 
 
-def doubts(algorithm: Any, server: ServerState) -> tuple[str, ...]:
-    """What cannot be right about the posterior, in a sentence each with its remedy; none where all is well."""
-    posterior, model = server.posterior, algorithm.model
-    q: Any = posterior.q.gaussian if isinstance(posterior, Globals) else posterior
-    if not isinstance(q, Gaussian) or not ledger.is_proper(q):
+def doubts(fit: Fit) -> tuple[str, ...]:
+    """Reasons why a posterior cannot be right.
+
+    Args:
+        fit: the fit.
+
+    Returns:
+        One sentence each, with its remedy; empty where there are none.
+    """
+    presentation, model = presentation_of(fit), fit.algorithm.model
+    q, latent = presentation.gaussian, presentation.unconstrained
+    if q is None or not ledger.is_proper(q):
         return ()
     mean, sd = diagnostics.moments(q)
-    latent = model.latent if isinstance(model, GlobalsOnly) else model if isinstance(model, NumpyroModel) else None
-    if isinstance(latent, NumpyroModel):
+    names, restricted = tuple(getattr(model, "parameter_names", ())), np.zeros(len(mean), bool)
+    if latent is not None:
         sites = (entry_names({site.name: np.zeros(site.shape)}) for site in latent.latents)
         names, restricted = tuple(name for site in sites for name in site), _restricted(latent, mean)
-    else:
-        names, restricted = tuple(getattr(model, "parameter_names", ())), np.zeros(len(mean), bool)
     if len(names) != len(mean):
         names = tuple(f"parameter {i}" for i in range(len(mean)))
-    at_edge = ~(np.abs(mean) < LARGEST) | ~(sd < LARGEST) | (restricted & ~(np.abs(mean) < FARTHEST))
+    at_limit = ~(np.abs(mean) < LARGEST) | ~(sd < LARGEST) | (restricted & ~(np.abs(mean) < FARTHEST))
     found = []
-    if at_edge.any():
+    if at_limit.any():
         found.append(
-            f"{_listed(names, at_edge)} at the edge of floating point; give a less vague prior, or a value in `start`"
+            f"{_listed(names, at_limit)} at the limit of floating point; give a less vague prior, or a value in `start`"
         )
     floor = getattr(getattr(model, "likelihood", None), "floor", None)
     if floor is not None and mean[-1] < np.log(NEAR_FLOOR * float(floor)):
         found.append(
-            "the noise is hardly there beside the spread of the outcome, so that its sd is not known; give `noise_sd`, "
-            "or take a known part out of the outcome"
+            "the noise is negligible compared with the spread of the outcome, so its sd cannot be estimated; give "
+            "`noise_sd`, or subtract a known part from the outcome"
         )
-    prior_sd = _prior_sd(algorithm, server, latent)
-    wider = np.zeros(len(sd), bool) if prior_sd is None else ~at_edge & (sd > WIDER * prior_sd)
+    prior_sd = _prior_sd(fit, latent)
+    wider = np.zeros(len(sd), bool) if prior_sd is None else ~at_limit & (sd > WIDER * prior_sd)
     if wider.any():
         found.append(
-            f"the sd of {_listed(names, wider)} is above the prior's, which data cannot do to a Gaussian; look at the "
-            "model, at a start nearer to the data, or at rows that contradict each other"
+            f"the sd of {_listed(names, wider)} is above the prior's, which is impossible for a Gaussian posterior; "
+            "check the model, start nearer to the data, or look for rows that contradict each other"
         )
     return tuple(found)
 
 
-def _prior_sd(algorithm: Any, server: ServerState, latent: NumpyroModel | None) -> np.ndarray | None:
-    """Of every entry; None where it is not known, or the method does not stand for a posterior under this prior."""
-    if isinstance(server.posterior, Globals):
-        return None if latent is None else np.asarray(latent.prior_scale, float)
-    if not isinstance(algorithm, FactorAlgorithm) or algorithm.likelihood_power is None:
+def _prior_sd(fit: Fit, latent: NumpyroModel | None) -> np.ndarray | None:
+    """The prior sd of every entry; None where it is not known, or the posterior is not one under this prior."""
+    of_latents = None if latent is None else np.asarray(latent.prior_scale, float)
+    if method.structured_or_none(fit.algorithm) is not None:
+        return of_latents
+    if method.likelihood_power(fit.algorithm) is None:
         return None
-    if any(map(is_server_owned, server.names)):
-        return None if latent is None else np.asarray(latent.prior_scale, float)
-    if not isinstance(server.prior, Gaussian) or not ledger.is_proper(server.prior):
-        return None
-    return diagnostics.moments(server.prior)[1]
+    if method.server_entries(fit.server):
+        return of_latents
+    return diagnostics.moments(fit.server.prior)[1] if ledger.is_proper(fit.server.prior) else None
 
 
 def _restricted(model: NumpyroModel, mean: np.ndarray) -> np.ndarray:
-    """Which entries of the unconstrained vector stand for something else than themselves (a scale, a share)."""
+    """Which entries of the unconstrained vector are transformed parameters (a scale, a share)."""
     with jax.enable_x64(True):
         point = np.linspace(0.1, 0.9, len(mean))
-        constrained = model.constrain(model.theta, jax.numpy.asarray(point))
+        constrained = model.constrain(model.theta, jnp.asarray(point))
     flags, at = [], 0
     for latent in model.latents:
         value = np.asarray(constrained[latent.name], float)

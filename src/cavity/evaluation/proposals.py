@@ -1,21 +1,20 @@
 """Draws that reach beyond a fitted Gaussian, with their density: a proposal for importance sampling.
 
-Draws of q alone cannot show that the posterior's tails are heavier than those of q, or that it has another mode: they
-do not get there. The proposal is a mixture around q = N(mu, L L'), theta = mu + c L z, whose parts are stated in
-`PARTS`: half of the draws are of q itself, so that weights stay below two where q is right, in any dimension; the rest
-has the tails of Student's t, some of it wider (Owen and Zhou, 2000, on such defensive mixtures).
-The density depends on theta by r^2 = |L^-1 (theta - mu)|^2 only, so that any form of covariance will do.
+Draws of q alone cannot show that the posterior has heavier tails than q, or another mode: they do not reach them. The
+proposal is a mixture around q = N(mu, L L'), theta = mu + c L z, whose parts are in `PARTS`. Half of the draws are of q
+itself, so that weights stay below two where q is right, in any dimension. The others have the tails of Student's t, and
+some are wider (Owen and Zhou, 2000, on such defensive mixtures). The density depends on theta only through
+r^2 = |L^-1 (theta - mu)|^2, so it holds for any form of the covariance.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import lgamma, log, pi
-from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from cavity.distributions.gaussian import Gaussian
 
@@ -28,22 +27,29 @@ class Draws:
     """Draws of a proposal.
 
     Attributes:
-        theta: the draws.
+        theta: the draws; of a Gaussian, one row each.
         log_proposal: log of the proposal's density at each.
         log_q: log q at each.
         of_q: which of them were drawn from q itself.
     """
 
-    theta: Float[np.ndarray, "s d"]
+    theta: PyTree
     log_proposal: Float[np.ndarray, " s"]
     log_q: Float[np.ndarray, " s"]
-    of_q: np.ndarray
+    of_q: Bool[np.ndarray, " s"]
 
 
 def draw(q: Gaussian, num_draws: int, seed: int, batch: int = 0) -> Draws:
-    """Draws of the mixture, each part's share of them fixed; other batches are other draws.
+    """Draws of the mixture, with a fixed share for each part. Call it in double precision, with float64 leaves of `q`.
 
-    Call it in double precision, with `q` of float64 leaves.
+    Args:
+        q: a proper Gaussian.
+        num_draws: number of draws.
+        seed: random seed.
+        batch: its number; other batches have other draws.
+
+    Returns:
+        The draws with their densities.
     """
     parts = _part_of(num_draws)
     noise = _noise(np.random.default_rng([seed, batch]), parts, q.dimension)
@@ -57,6 +63,14 @@ def log_density(log_q: Float[np.ndarray, " s"], at_mean: float, dimension: int) 
 
     With r^2 = 2 (log q(mu) - log q), a part with nu degrees of freedom and scale c has the log density
     log G((nu + d) / 2) - log G(nu / 2) - d/2 log(nu pi) - log det L - d log c - (nu + d)/2 log(1 + r^2 / (c^2 nu)).
+
+    Args:
+        log_q: log q at the draws.
+        at_mean: log q(mu).
+        dimension: d.
+
+    Returns:
+        The log density of the mixture at the draws.
     """
     squared, d = 2 * (at_mean - log_q), dimension
     log_root = -at_mean - 0.5 * d * log(2 * pi)  # log det L
@@ -86,5 +100,5 @@ def _noise(rng: np.random.Generator, parts: np.ndarray, dimension: int) -> Float
 
 
 @jax.jit
-def _placed(q: Any, noise: Float[Array, "s d"]) -> tuple[Array, Array]:
+def _placed(q: Gaussian, noise: Float[Array, "s d"]) -> tuple[Array, Array]:
     return q.reparameterise(noise), q.log_prob(q.mean)

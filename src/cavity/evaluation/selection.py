@@ -1,74 +1,82 @@
-"""Choosing a number of a method (beta, gamma, delta, alpha) without a clean test set: cross-validation at the clients.
+"""Choosing a number of an algorithm (beta, gamma, delta, alpha) without a clean test set: cross-validation at clients.
 
-Every client deals its rows into folds. For each value and each fold the federation runs without that fold, and every
-client scores the rows that it held out. The scores leave it as sums over its rows: of their losses, and of the squares
-of their differences between two values; the server adds those up. The runs themselves exchange factors as any run does,
-once for each value and fold: the factor of all rows over that of all but a fold is what the fold's rows say, so use few
-folds where rows must not be guessed.
+Every client divides its rows into folds. For each value and each fold all clients run without that fold, and every
+client scores the rows that it held out. It sends sums over its rows: of their losses, and of the squares of the
+differences between two values; the server adds them up. The runs themselves exchange factors as any run does, once for
+each value and fold. The factor of all rows divided by the factor of all but one fold shows the rows of that fold, so
+use few folds where rows must not be guessed.
 
-The held-out rows are contaminated like the others. So the score must be bounded, and the lowest one is not the wisest
-choice: rows that are wrong in the same way at every client can be predicted, and a fit that bends to them predicts
-them. What is chosen is the most robust value that is not clearly worse than the best one, by `errors` standard errors.
+The held-out rows are contaminated like the others. So the score must be bounded, and the lowest score is not the best
+choice: rows that are wrong in the same way at every client can be predicted, and a fit that follows them predicts them.
+The choice is the most robust value that is not clearly worse than the best one, by `errors` standard errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Generic, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PyTree
 
-from cavity.core import Data, LinearModel, Loss, Model, PredictiveModel, PredictorDraws, PredictorModel, Problem
+from cavity.core import (
+    Algorithm,
+    Data,
+    LinearModel,
+    Loss,
+    Model,
+    PredictiveModel,
+    PredictorDraws,
+    PredictorModel,
+    Problem,
+    Schedule,
+)
 from cavity.core.client_data import owned_rows, prepare_clients
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
+from cavity.fit.prediction import predict
 from cavity.fit.run import run
 from cavity.losses.beta import Beta
 from cavity.simulation.drive import name_number
 from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 NUM_SAMPLES = 64  # Monte Carlo samples of a score, where it is not exact
 
-Score = Callable[[Model, Any, Data], Array]
+V = TypeVar("V")
+Score = Callable[[Model, PyTree, Data], Array]  # (model, posterior, rows) -> the loss of each row
+Losses = Mapping[str, Float[np.ndarray, " n"]]  # by client, of each row when it was held out
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What cross-validation found.
+class Choice(Generic[V]):
+    """The result of cross-validation. `cavity.reporting.plots.choice` draws it.
 
     Attributes:
         values: those tried, from the least to the most robust.
         scores: for each value the held-out loss per row; lower is better.
         standard_errors: of the difference of each score to the lowest.
-        errors: how many standard errors above the lowest a score may lie.
+        errors: how many standard errors above the lowest a score may be.
     """
 
-    values: tuple[Any, ...]
-    scores: np.ndarray
-    standard_errors: np.ndarray
+    values: tuple[V, ...]
+    scores: Float[np.ndarray, " v"]
+    standard_errors: Float[np.ndarray, " v"]
     errors: float
 
     @property
-    def lowest(self) -> Any:
+    def lowest(self) -> V:
         """The value with the lowest held-out loss."""
         return self.values[int(np.argmin(self.scores))]
 
     @property
-    def chosen(self) -> Any:
+    def chosen(self) -> V:
         """The most robust value that is not clearly worse than the lowest."""
-        return self.values[int(np.max(np.flatnonzero(self._allowed)))]
-
-    @property
-    def _allowed(self) -> np.ndarray:
-        return self.scores - self.scores.min() <= self.errors * self.standard_errors
+        allowed = self.scores - self.scores.min() <= self.errors * self.standard_errors
+        return self.values[int(np.max(np.flatnonzero(allowed)))]
 
     def __str__(self) -> str:
         lines = [f"{'value':>10}  {'held-out loss':>13}  {'above the lowest':>20}"]
@@ -78,38 +86,39 @@ class Choice:
             lines.append(f"{value!s:>10}  {score:>13.5f}  {above:>20}{mark}")
         return "\n".join(lines)
 
-    def plot(self) -> Figure:
-        """The held-out loss by value."""
-        from cavity.reporting import plots
-
-        return plots.choice(self)
-
 
 def choose(
-    make: Callable[[Any], Any],
-    values: Sequence[Any],
-    clients: Mapping[str, Any],
+    make: Callable[[V], Algorithm],
+    values: Sequence[V],
+    clients: Mapping[str, PyTree],
     *,
     num_folds: int = 5,
     score: Score | None = None,
     errors: float = 2.0,
     seed: int = 0,
     progress: bool | Callable[[str], None] = False,
-    **options: Any,
-) -> Choice:
-    """Try values of a number by cross-validation inside the clients.
+    schedule: Schedule | None = None,
+    rounds: int | None = None,
+    tolerance: float = 1e-6,
+) -> Choice[V]:
+    """Try values of a number by cross-validation at the clients.
 
     Args:
-        make: the method for a value, such as `lambda beta: FedGVI(model, losses.Beta(beta))`.
+        make: the algorithm for a value, such as `lambda beta: FedGVI(model, losses.Beta(beta))`.
         values: to try, from the least to the most robust.
         clients: name -> data, as for `cavity.run`.
-        num_folds: parts into which every client deals its rows.
+        num_folds: number of folds into which every client divides its rows.
         score: (model, posterior, rows) -> the loss of each row, bounded. None is the Brier score of the prediction for
             two or more classes, and the expected quadratic score (the beta loss with beta = 1) for other outcomes.
-        errors: the most robust value within so many standard errors of the lowest is chosen; 0 takes the lowest.
-        seed: of the folds and of the runs.
-        progress: True prints a line after each value; or a function that gets it.
-        **options: of `cavity.run` (schedule, rounds, tolerance, ...).
+        errors: choose the most robust value within this many standard errors of the lowest; 0 chooses the lowest.
+        seed: random seed of the folds and of the runs.
+        progress: True prints a line after each value; a function is called with the line.
+        schedule: as in `cavity.run`.
+        rounds: as in `cavity.run`.
+        tolerance: as in `cavity.run`.
+
+    Returns:
+        The scores and the choice.
 
     Example:
         >>> import cavity
@@ -121,26 +130,31 @@ def choose(
     """
     values = tuple(values)
     if not values:
-        raise CavityError("there are no values to choose from")
+        raise CavityError("there are no values to choose from; give at least one")
     if num_folds < 2:
         raise CavityError(f"cross-validation needs at least 2 folds, not {num_folds}")
     if not errors >= 0:
         raise CavityError(f"errors must be at least 0, not {errors}")
-    methods = [make(value) for value in values]  # bad values fail before any work
-    score = default_score(methods[0].model) if score is None else score
-    model = methods[0].model
+    algorithms = [make(value) for value in values]  # invalid values fail before any work
+    score = default_score(algorithms[0].model) if score is None else score
+    model = algorithms[0].model
     data = {name: rows for name, rows in prepare_clients(model, clients).items() if name not in owned_rows(model)}
     if not any(np.any(rows.weight) for rows in data.values()):
         raise CavityError("every row has weight 0; there is nothing to choose by")
-    folds = {name: _deal(name, rows, num_folds, seed) for name, rows in data.items()}
-    losses: list[dict[str, np.ndarray]] = []  # for each value and client, of each row when it was held out
-    for value, method in zip(values, methods, strict=True):
-        losses.append(_held_out_losses(method, data, folds, num_folds, score, seed, options))
+    folds = {name: fold_of_rows(name, rows, num_folds, seed) for name, rows in data.items()}
+    losses: list[Losses] = []
+    for value, algorithm in zip(values, algorithms, strict=True):
+
+        def posterior(rest: Mapping[str, Data], algorithm: Algorithm = algorithm) -> PyTree:
+            fit = run(algorithm, rest, seed=seed, schedule=schedule, rounds=rounds, tolerance=tolerance)
+            return fit.posterior
+
+        losses.append(_held_out_losses(algorithm, posterior, data, folds, num_folds, score))
         if not all(np.isfinite(loss).all() for loss in losses[-1].values()):
-            raise CavityError(f"the held-out loss is not finite for the value {value}; leave it out")
+            raise CavityError(f"the held-out loss is not finite for the value {value}; omit this value")
         if progress:
-            total, tell = _total(data, losses[-1]), print if progress is True else progress
-            tell(f"value {value}: held-out loss {total:.5g} ({len(losses)} of {len(values)})")
+            total, show = _total(data, losses[-1]), print if progress is True else progress
+            show(f"value {value}: held-out loss {total:.5g} ({len(losses)} of {len(values)})")
     totals = np.array([_total(data, loss) for loss in losses])
     lowest, num_rows = losses[int(np.argmin(totals))], sum(float(np.sum(rows.weight)) for rows in data.values())
     standard_errors = [_standard_error(data, loss, lowest) for loss in losses]
@@ -148,7 +162,14 @@ def choose(
 
 
 def default_score(model: Model) -> Score:
-    """A bounded score that suits the model's outcomes."""
+    """A bounded score for the outcomes of a model.
+
+    Args:
+        model: the model.
+
+    Returns:
+        The Brier score for classes, the expected quadratic score for other outcomes.
+    """
     if isinstance(model, PredictorModel) and isinstance(model, PredictiveModel) and model.likelihood.has_classes:
         return brier
     quadratic = Beta(1.0)
@@ -156,64 +177,85 @@ def default_score(model: Model) -> Score:
     return expected_loss(quadratic)
 
 
-def brier(model: Model, posterior: Any, rows: Data) -> Float[Array, " n"]:
-    """The squared distance of the predicted probabilities from what came, for each row."""
-    assert isinstance(model, PredictiveModel)
+def brier(model: Model, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
+    """The squared distance of the predicted probabilities from the outcome, for each row.
+
+    Args:
+        model: a model that predicts classes.
+        posterior: in the model's own units.
+        rows: with outcomes.
+
+    Returns:
+        One number per row.
+    """
     x, y = rows.batch
     draws = None if isinstance(model, LinearModel) else NUM_SAMPLES
-    predicted = model.predict(posterior, x, key=jax.random.key(0), num_draws=draws).mean
+    predicted = predict(model, posterior, x, draws, seed=0, point=False).mean
     if predicted.ndim == 1:
         return (predicted - y) ** 2
     return jnp.sum((predicted - jax.nn.one_hot(jnp.asarray(y, int), predicted.shape[1])) ** 2, axis=1)
 
 
 def expected_loss(loss: Loss) -> Score:
-    """E_q of a loss, for each row."""
+    """E_q of a loss, for each row.
 
-    def score(model: Model, posterior: Any, rows: Data) -> Float[Array, " n"]:
+    Args:
+        loss: the loss.
+
+    Returns:
+        A score for `choose`.
+    """
+
+    def score(model: Model, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
         return _expected_losses(model, loss, posterior, rows)
 
     return score
 
 
 def _held_out_losses(
-    method: Any,
+    algorithm: Algorithm,
+    fitted: Callable[[Mapping[str, Data]], PyTree],
     data: Mapping[str, Data],
-    folds: Mapping[str, np.ndarray],
+    folds: Mapping[str, Int[np.ndarray, " n"]],
     num_folds: int,
     score: Score,
-    seed: int,
-    options: Mapping[str, Any],
-) -> dict[str, np.ndarray]:
+) -> Losses:
     found = {name: np.full(len(rows.weight), np.nan) for name, rows in data.items()}
     for fold in range(num_folds):
-        # rows left out have weight 0, so that all folds have the same shape and one program serves them
+        # omitted rows have weight 0, so that all folds have the same shape and share one program
         rest = {name: replace(rows, weight=rows.weight * (folds[name] != fold)) for name, rows in data.items()}
-        posterior = run(method, rest, seed=seed, **options).posterior
-        dtype = jnp.result_type(*jax.tree.leaves(method.prior))
-        posterior = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), posterior)
+        dtype = jnp.result_type(*jax.tree.leaves(algorithm.prior))
+        posterior = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), fitted(rest))
         for name, rows in data.items():
             held_out = folds[name] == fold
-            found[name][held_out] = np.asarray(score(method.model, posterior, rows))[held_out]
+            found[name][held_out] = np.asarray(score(algorithm.model, posterior, rows))[held_out]
     return found
 
 
-def _deal(name: str, data: Data, num_folds: int, seed: int) -> np.ndarray:
-    """The fold of each row, of nearly equal sizes."""
+def fold_of_rows(name: str, data: Data, num_folds: int, seed: int) -> Int[np.ndarray, " n"]:
+    """Divide the rows of a client into folds of nearly equal sizes.
+
+    Args:
+        name: the client.
+        data: its rows.
+        num_folds: number of folds.
+        seed: random seed.
+
+    Returns:
+        The fold of each row.
+    """
     if len(data.weight) < num_folds:
-        raise CavityError(f"client {name!r} has {len(data.weight)} rows, fewer than {num_folds} folds; take fewer")
+        raise CavityError(f"client {name!r} has {len(data.weight)} rows, fewer than {num_folds} folds; use fewer folds")
     return np.random.default_rng((seed, name_number(name))).permutation(np.arange(len(data.weight)) % num_folds)
 
 
-def _total(data: Mapping[str, Data], losses: Mapping[str, np.ndarray]) -> float:
-    """Each client's sum over its rows, added up."""
+def _total(data: Mapping[str, Data], losses: Losses) -> float:
+    """The sum over the rows of all clients."""
     return float(sum(np.asarray(rows.weight) @ losses[name] for name, rows in data.items()))
 
 
-def _standard_error(
-    data: Mapping[str, Data], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
-) -> float:
-    """Of the difference of two totals, from the scatter of the rows' differences."""
+def _standard_error(data: Mapping[str, Data], ours: Losses, theirs: Losses) -> float:
+    """The standard error of the difference of two totals, from the variation of the rows' differences."""
     weights = sum(float(np.sum(rows.weight)) for rows in data.values())
     num_rows = sum(int(np.sum(np.asarray(rows.weight) > 0)) for rows in data.values())
     mean = (_total(data, ours) - _total(data, theirs)) / weights
@@ -228,10 +270,10 @@ def _estimator(model: Model) -> Estimator:
 
 
 @eqx.filter_jit
-def _expected_losses(model: Model, loss: Loss, posterior: Any, rows: Data) -> Float[Array, " n"]:
+def _expected_losses(model: Model, loss: Loss, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
     def total(weight: Float[Array, " n"]) -> Float[Array, ""]:
         problem = Problem(model, loss, KL(), posterior, posterior, replace(rows, weight=weight))
         return _estimator(model)(jax.random.key(0), problem, posterior)
 
-    # an estimate of a sum is linear in the rows' weights: its derivative is each row's own
+    # an estimate of the sum is linear in the weights of the rows: its derivative is the loss of each row
     return jax.grad(total)(jnp.ones_like(jnp.asarray(rows.weight)))

@@ -1,1 +1,1 @@
-"""Running a study in one process, and what its result offers."""
+"""Running an algorithm in one process (`run`), and its result (`fit`)."""

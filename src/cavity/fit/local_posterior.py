@@ -1,11 +1,12 @@
-"""What SFVI gives: the server's posterior of what is global, and at each silo that of its own latents.
+"""Posteriors of models with local latents: global latents at the server, local ones at each client (SFVI).
 
-Where the bound had K importance samples per unit, draws of a unit's latents are resampled from K by their weights: that
+Where the bound has K importance samples per unit, draws of a unit's latents are resampled from K by their weights. This
 is the density that the bound was fitted with, closer to the posterior than q(Z_u | Z_G) itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +16,34 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from cavity.algorithms.bound import Globals
 from cavity.core import Data, LatentModel
+from cavity.core.intervals import DEFAULT_LEVEL
 from cavity.distributions.structured import LocalGaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError
+from cavity.fit import method
+from cavity.fit.fit import Fit
 from cavity.fit.summary import Summary, summarise_draws
+from cavity.ledger import client as client_ledger
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
-SUMMARY_DRAWS = 10_000
+Labels = tuple[Hashable, ...]
 
 
-def global_draws(model: LatentModel, shared: Any, num_draws: int, seed: int = 0) -> tuple[Array, PyTree]:
-    """Draws of Z_G, and the same in the terms of the model's author, with the learned parameters."""
+def global_draws(model: LatentModel, shared: Globals, num_draws: int, seed: int = 0) -> tuple[Array, dict[str, Array]]:
+    """Draws of the global latents.
+
+    Args:
+        model: the model.
+        shared: q(Z_G) and theta.
+        num_draws: number of draws.
+        seed: random seed.
+
+    Returns:
+        Draws of Z_G on the unconstrained scale, and by name as the model's author wrote them, with the learned
+        parameters.
+    """
     with jax.enable_x64(True):
         shared = jax.tree.map(jnp.asarray, shared)
         noise = jax.random.normal(jax.random.key(seed), (num_draws, shared.q.noise_size))
@@ -34,10 +51,17 @@ def global_draws(model: LatentModel, shared: Any, num_draws: int, seed: int = 0)
         return z, jax.vmap(lambda z: model.constrain(shared.theta, z))(z)
 
 
-def as_arviz(draws: PyTree) -> Any:
-    """Draws by name, with the draws as leading axis: `InferenceData` of ArviZ 0.x, a `DataTree` of ArviZ 1.x.
+def as_arviz(draws: dict[str, Array]) -> Any:
+    """Draws by name for ArviZ.
 
-    Both have them as `.posterior[name]`. A tree's names cannot hold a slash: there it becomes a bar, as in `a|b`.
+    Both kinds of result have them as `.posterior[name]`. The names of a `DataTree` cannot have a slash: there it
+    becomes a bar, as in `a|b`.
+
+    Args:
+        draws: name -> values, with the draws as leading axis.
+
+    Returns:
+        `InferenceData` of ArviZ 0.x, a `DataTree` of ArviZ 1.x.
     """
     import arviz
 
@@ -47,30 +71,80 @@ def as_arviz(draws: PyTree) -> Any:
     return arviz.from_dict({"posterior": {name.replace("/", "|"): values for name, values in chains.items()}})
 
 
+def local_posterior(fit: Fit, name: str) -> LocalPosterior:
+    """A client's posterior of its own local latents.
+
+    Args:
+        fit: a fit of SFVI or SFVI-Avg, with the client's data in memory.
+        name: the client.
+
+    Returns:
+        The local posterior.
+    """
+    algorithm = method.structured(fit.algorithm)
+    clients = fit.population("look at a client's latents").data
+    if clients is None or name not in clients:
+        raise CavityError(f"no client {name!r}; choose one of: {', '.join(fit.server.names)}")
+    return LocalPosterior(
+        name=name,
+        model=algorithm.model,
+        shared=fit.posterior,
+        q=local_family(fit, name),
+        data=clients[name],
+        labels=fit.labels.get(name),
+        num_samples=algorithm.structured.num_samples,
+    )
+
+
+def local_family(fit: Fit, name: str) -> LocalGaussian:
+    """q(Z_L | Z_G) of a client after its last accepted reply, centred at the server's mean of Z_G.
+
+    Args:
+        fit: a fit of SFVI or SFVI-Avg.
+        name: the client.
+
+    Returns:
+        The Gaussian of its local latents.
+    """
+    state = (fit.client_states or {})[name]
+    kept = client_ledger.settled_local(state, fit.server.clients[name].settled.sequence)
+    with jax.enable_x64(True):
+        q, mean = jax.tree.map(jnp.asarray, (kept.q, fit.posterior.q.mean))
+        return q.recentred(mean - kept.centre) if hasattr(kept, "centre") else q
+
+
 @dataclass(frozen=True)
 class LocalPosterior:
-    """A silo's own posterior of its local latents. It is made where the silo's data are, and stays there.
+    """A client's posterior of its own local latents. It is computed where the client's data are, and stays there.
 
     Attributes:
-        name: of the silo.
+        name: the client.
         model: the model.
         shared: q(Z_G) and theta, as the server has them.
         q: q(Z_L | Z_G).
-        data: the silo's rows.
-        labels: of its units, where they have names.
+        data: the client's rows.
+        labels: the names of its units; None where they have none.
         num_samples: K of the bound.
     """
 
     name: str
     model: LatentModel
-    shared: Any
+    shared: Globals
     q: LocalGaussian
     data: Data
-    labels: tuple[Any, ...] | None
+    labels: Labels | None
     num_samples: int = 1
 
     def latents(self, num_draws: int = 1000, seed: int = 0) -> tuple[Array, Array]:
-        """Draws of Z_G [s, g] and of the units' latents [s, u, l], on the unconstrained scale."""
+        """Draws on the unconstrained scale.
+
+        Args:
+            num_draws: number of draws.
+            seed: random seed.
+
+        Returns:
+            Draws of Z_G [s, g], and of the units' latents [s, u, l].
+        """
         with jax.enable_x64(True):
             key = jax.random.key(seed)
             z_global, _ = global_draws(self.model, self.shared, num_draws, seed)
@@ -78,17 +152,34 @@ class LocalPosterior:
             return z_global, _local_draws(self.model, self.shared, self.q, self.data, self.num_samples, z_global, keys)
 
     def draws(self, num_draws: int = 1000, seed: int = 0) -> dict[str, Array]:
-        """Draws of the local latents in the terms of the model's author: name -> [s, u, ...]."""
+        """Draws of the local latents as the model's author wrote them.
+
+        Args:
+            num_draws: number of draws.
+            seed: random seed.
+
+        Returns:
+            Name -> draws [s, u, ...].
+        """
         z_global, z_local = self.latents(num_draws, seed)
         theta = jax.tree.map(jnp.asarray, self.shared.theta)
         with jax.enable_x64(True):
             each = jax.vmap(lambda g, z: self.model.constrain_local(theta, g, z, self.data))
             return each(z_global, z_local)
 
-    def summary(self, level: float = 0.9, num_draws: int = 4000, seed: int = 0) -> Summary:
-        """Mean, standard deviation and central interval of every local latent, by its unit's name."""
+    def summary(self, level: float = DEFAULT_LEVEL, num_draws: int = 4000, seed: int = 0) -> Summary:
+        """Mean, standard deviation and central interval of every local latent, by the name of its unit.
+
+        Args:
+            level: the probability that each interval has.
+            num_draws: number of draws from which they are computed.
+            seed: random seed.
+
+        Returns:
+            The summary.
+        """
         if self.model.local_size(self.data) == 0:
-            raise CavityError(f"silo {self.name!r} has no local latents; what it shares is in `fit.summary()`")
+            raise CavityError(f"client {self.name!r} has no local latents; the global ones are in `fit.summary()`")
         draws = self.draws(num_draws, seed)
         names, columns = [], []
         for site, values in draws.items():
@@ -98,28 +189,58 @@ class LocalPosterior:
                 rest = [""] if flat.shape[2] == 1 else [f",{i}" for i in range(flat.shape[2])]
                 names += [f"{site}[{unit}{suffix}]" for suffix in rest]
                 columns += list(flat[:, u].T)
-        return summarise_draws(np.stack(columns, axis=1), tuple(names), level, (f"silo {self.name!r}",))
+        return summarise_draws(np.stack(columns, axis=1), tuple(names), level, (f"client {self.name!r}",))
 
     def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> Any:
-        """Draws of the local latents as ArviZ inference data."""
+        """Draws of the local latents for ArviZ.
+
+        Args:
+            num_draws: number of draws.
+            seed: random seed.
+
+        Returns:
+            `InferenceData` of ArviZ 0.x, a `DataTree` of ArviZ 1.x.
+        """
         return as_arviz(self.draws(num_draws, seed))
 
     def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
-        """The expected outcome at new rows of this silo: of its own units, or of units that are new to it."""
+        """The expected outcome at new rows of this client: of its own units, or of new units.
+
+        Args:
+            x: features of the new rows.
+            num_draws: number of draws; None is the default.
+            seed: random seed.
+
+        Returns:
+            The prediction.
+        """
         z_global, z_local = self.latents(num_draws or DEFAULT_DRAWS, seed)
         return predict_rows(self.model.alone(self.data), self.shared, z_global, x, seed, z_local, self.labels)
 
 
 def predict_rows(
     model: LatentModel,
-    shared: Any,
+    shared: Globals,
     z_global: Array,
     x: PyTree,
     seed: int,
     z_local: Array | None = None,
-    labels: tuple[Any, ...] | None = None,
+    labels: Labels | None = None,
 ) -> Prediction:
-    """The expected outcome over draws; units without draws of their own come from p(Z_u | Z_G)."""
+    """The expected outcome over draws.
+
+    Args:
+        model: the model.
+        shared: q(Z_G) and theta.
+        z_global: draws of Z_G.
+        x: features of the new rows.
+        seed: random seed.
+        z_local: draws of the local latents; latents of other units are drawn from p(Z_u | Z_G).
+        labels: the names of the units of `z_local`.
+
+    Returns:
+        The prediction.
+    """
     expected = getattr(model, "expected_outcome", None)
     if expected is None:
         raise CavityError(f"{type(model).__name__} has no predictions")
@@ -135,7 +256,7 @@ def predict_rows(
 
 @eqx.filter_jit
 def _local_draws(
-    model: LatentModel, shared: Any, q: LocalGaussian, data: Data, num_samples: int, z_global: Array, keys: Array
+    model: LatentModel, shared: Globals, q: LocalGaussian, data: Data, num_samples: int, z_global: Array, keys: Array
 ) -> Array:
     shared, q, data = jax.tree.map(jnp.asarray, (shared, q, data))
     if model.local_size(data) == 0:
@@ -156,6 +277,13 @@ def _local_draws(
     return jax.lax.map(lambda args: one(*args), (keys, z_global), batch_size=50)
 
 
-def latent_names(draws: PyTree) -> tuple[str, ...]:
-    """One name per entry of a draw."""
+def latent_names(draws: dict[str, Array]) -> tuple[str, ...]:
+    """One name per entry of a draw.
+
+    Args:
+        draws: name -> values, with the draws as leading axis.
+
+    Returns:
+        The names, in the order of the raveled draw.
+    """
     return entry_names(jax.tree.map(lambda leaf: leaf[0], draws))

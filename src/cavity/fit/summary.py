@@ -1,17 +1,19 @@
-"""A posterior as a table that people read."""
+"""A posterior as a table: mean, standard deviation and central interval of every parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import html
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
+from cavity.core import Distribution
+from cavity.core.intervals import DEFAULT_LEVEL, check_level, half_width, tails
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import ImproperError, printable
 from cavity.evaluation import diagnostics
@@ -57,13 +59,15 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Summary:
-    """All parameters, in the model's order; `summary["age"]` is one of them, `print(summary)` a table.
+    """All parameters, in the model's order. `print(summary)` shows a table; a notebook shows it as HTML.
+
+    `summary["age"]` is the estimate of one parameter.
 
     Attributes:
         estimates: one per parameter.
-        level: the probability that an interval holds.
-        remarks: what a reader should know besides.
-        checks: finds more remarks, which take seconds; asked when the table is printed.
+        level: the probability that each interval has.
+        remarks: notes below the table.
+        checks: computes further notes, which takes seconds; called when the table is shown.
     """
 
     estimates: tuple[Estimate, ...]
@@ -75,7 +79,7 @@ class Summary:
         for estimate in self.estimates:
             if estimate.name == name:
                 return estimate
-        raise KeyError(f"there is no parameter {name!r}; there are {', '.join(e.name for e in self.estimates)}")
+        raise KeyError(f"no parameter {name!r}; choose one of: {', '.join(e.name for e in self.estimates)}")
 
     def __iter__(self) -> Iterator[Estimate]:
         return iter(self.estimates)
@@ -84,43 +88,79 @@ class Summary:
         return len(self.estimates)
 
     def __str__(self) -> str:
-        names = [printable(estimate.name) for estimate in self.estimates]  # a file's, perhaps
-        width = max([len("parameter"), *map(len, names)])
-        tail = f"{(1 - self.level) / 2:.1%}"
-        head = f"{'parameter':<{width}}  {'mean':>10}  {'sd':>10}  {tail:>10}  {f'{(1 + self.level) / 2:.1%}':>10}"
-        lines = [head]
-        for name, e in zip(names, self.estimates, strict=True):
-            numbers = "  ".join(f"{value:>10.4g}" for value in (e.mean, e.sd, e.lower, e.upper))
-            lines.append(f"{name:<{width}}  {numbers}")
-        return "\n".join([*lines, *(f"note: {remark}" for remark in (*self.remarks, *self.checks()))])
+        names, header = self._names, self._header
+        width = max(map(len, [header[0], *names]))
+        lines = [f"{header[0]:<{width}}  " + "  ".join(f"{title:>10}" for title in header[1:])]
+        for name, numbers in zip(names, self._numbers, strict=True):
+            lines.append(f"{name:<{width}}  " + "  ".join(f"{number:>10}" for number in numbers))
+        return "\n".join([*lines, *(f"note: {remark}" for remark in self._notes)])
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        head = _html_row("th", self._header)
+        body = [_html_row("td", [name, *row]) for name, row in zip(self._names, self._numbers, strict=True)]
+        notes = "".join(f"<p>note: {html.escape(remark)}</p>" for remark in self._notes)
+        return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>{notes}"
+
+    @property
+    def _header(self) -> tuple[str, ...]:
+        return ("parameter", "mean", "sd", *(f"{tail:.1%}" for tail in tails(self.level)))
+
+    @property
+    def _names(self) -> list[str]:
+        return [printable(estimate.name) for estimate in self.estimates]  # names may come from a file
+
+    @property
+    def _numbers(self) -> list[list[str]]:
+        return [[f"{value:.4g}" for value in (e.mean, e.sd, e.lower, e.upper)] for e in self.estimates]
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        return (*self.remarks, *self.checks())
 
     def to_frame(self) -> pandas.DataFrame:
-        """As a pandas data frame, indexed by parameter (needs pandas)."""
+        """The table as a pandas data frame (needs pandas).
+
+        Returns:
+            The columns mean, sd, lower and upper, indexed by parameter.
+        """
         import pandas
 
         rows = [(e.name, e.mean, e.sd, e.lower, e.upper) for e in self.estimates]
         return pandas.DataFrame(rows, columns=["parameter", "mean", "sd", "lower", "upper"]).set_index("parameter")
 
 
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
 def summarise(
-    posterior: Any,
-    prior: Any,
+    posterior: Distribution,
+    prior: Distribution | None,
     names: tuple[str, ...],
-    level: float = 0.9,
+    level: float = DEFAULT_LEVEL,
     remarks: tuple[str, ...] = (),
     *,
-    moments: Callable[[Any], tuple[np.ndarray, np.ndarray]] = diagnostics.moments,
+    moments: Callable[[Distribution], tuple[np.ndarray, np.ndarray]] = diagnostics.moments,
 ) -> Summary:
-    """The summary of a posterior; with a prior, remarks on parameters where it and the data disagree are added.
+    """The summary of a posterior.
 
-    `moments` gives mean and sd of each parameter, in the units to be shown.
+    Args:
+        posterior: a proper distribution.
+        prior: adds a remark for every parameter on which prior and data disagree; None adds none.
+        names: one per parameter.
+        level: the probability that each interval has.
+        remarks: notes below the table.
+        moments: gives mean and standard deviation of each parameter, in the units to be shown.
+
+    Returns:
+        The summary.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level is a probability between 0 and 1, not {level}")
+    check_level(level)
     if not is_proper(posterior):
         raise ImproperError(
-            "the posterior is improper: so is the prior, and the clients who replied do not tell every parameter; "
-            "let more of them reply, or give a proper prior"
+            "the posterior is improper: the prior is improper, and the clients that replied do not determine every "
+            "parameter; wait for more clients, or give a proper prior"
         )
     mean, sd = moments(posterior)
     lower, upper = _interval(posterior, mean, sd, level)
@@ -129,27 +169,38 @@ def summarise(
     if far.any():
         which = ", ".join(name for name, is_far in zip(names, far, strict=True) if is_far)
         remarks = (*remarks, f"{which}: over {PRIOR_CONFLICT:g} prior sd from the prior mean; is the prior too tight?")
-    rows = zip(names, mean, sd, lower, upper, strict=True)
-    return Summary(tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows), level, remarks)
+    return _summary(names, (mean, sd, lower, upper), level, remarks)
 
 
 def summarise_draws(
-    draws: np.ndarray, names: tuple[str, ...], level: float = 0.9, remarks: tuple[str, ...] = ()
+    draws: np.ndarray, names: tuple[str, ...], level: float = DEFAULT_LEVEL, remarks: tuple[str, ...] = ()
 ) -> Summary:
-    """The summary of draws, one column per parameter."""
-    if not 0 < level < 1:
-        raise ValueError(f"level is a probability between 0 and 1, not {level}")
-    lower, upper = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    rows = zip(names, draws.mean(axis=0), draws.std(axis=0), lower, upper, strict=True)
+    """The summary of posterior draws.
+
+    Args:
+        draws: one row per draw, one column per parameter.
+        names: one per parameter.
+        level: the probability that each interval has.
+        remarks: notes below the table.
+
+    Returns:
+        The summary.
+    """
+    lower, upper = np.quantile(draws, tails(level), axis=0)
+    return _summary(names, (draws.mean(axis=0), draws.std(axis=0), lower, upper), level, remarks)
+
+
+def _summary(names: tuple[str, ...], columns: Sequence[np.ndarray], level: float, remarks: tuple[str, ...]) -> Summary:
+    rows = zip(names, *columns, strict=True)
     return Summary(tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows), level, remarks)
 
 
-def _interval(posterior: Any, mean: np.ndarray, sd: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def _interval(posterior: Distribution, mean: np.ndarray, sd: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(posterior, Gaussian):
-        half = NormalDist().inv_cdf((1 + level) / 2) * sd
+        half = half_width(level) * sd
         return mean - half, mean + half
     with jax.enable_x64(True):
         draws = posterior.sample(jax.random.key(0), (QUANTILE_DRAWS,))
         flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
-    lower, upper = np.quantile(flat, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    lower, upper = np.quantile(flat, tails(level), axis=0)
     return lower, upper

@@ -1,4 +1,4 @@
-"""Hyperparameters that `fit.learn` moves to where the free energy is highest."""
+"""Hyperparameters that `fit.learn` moves to the maximum of the free energy."""
 
 from cavity.hyperparameters.by_gradient import ByGradient
 from cavity.hyperparameters.noise_sd import NoiseSd

@@ -1,14 +1,13 @@
-"""Any positive numbers from which a model is made, by the gradient of the free energy (PVI, eq. 6).
+"""Positive numbers that define a model, learned by the gradient of the free energy (PVI, eq. 6).
 
 Each client sends E_q[d log p(y_m | theta, epsilon) / d log epsilon], one number per hyperparameter. With q refined to
-its fixed point between steps, the sum is the gradient of the collapsed bound (eqs. 72 and 73), so that a quasi-Newton
-method applies (BFGS in log epsilon), and no step size has to be chosen.
+its fixed point between steps, the sum is the gradient of the collapsed bound (eqs. 72 and 73). So a quasi-Newton method
+applies (BFGS in log epsilon), and no step size has to be chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, Hyperparameter, Model, Problem
+from cavity.distributions.natural import ExponentialFamily
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
@@ -28,7 +28,7 @@ FIRST_STEP, LARGEST_STEP = 0.1, 1.0  # in log epsilon
 
 
 class State(eqx.Module):
-    """Log epsilon, and what BFGS knows: the inverse of the curvature, the last point and the slope there."""
+    """Log epsilon, and the state of BFGS: the inverse of the curvature, the last point and the slope there."""
 
     log_values: Float[np.ndarray, " e"]
     inverse: Float[np.ndarray, "e e"]
@@ -41,7 +41,7 @@ class ByGradient(Hyperparameter):
 
     Attributes:
         make: from positive numbers to the model, in JAX.
-        start: a number, or any tree of arrays of numbers, where it begins: that of the model that was fitted.
+        start: the initial value, a number or a tree of arrays: that of the model that was fitted.
 
     Example:
         >>> import cavity
@@ -58,17 +58,17 @@ class ByGradient(Hyperparameter):
             raise CavityError(f"hyperparameters must be positive numbers, not {values.tolist()}")
         made = self.make(self.start)
         if jax.tree.structure(made) != jax.tree.structure(model):
-            raise UnsuitableError("`make` gives another kind of model than the one that was fitted")
+            raise UnsuitableError("`make` gives another kind of model than the fitted one; give its own function")
         check_suitable(model, NegativeLogLikelihood(), KL(), None)
 
     def init(self, model: Model) -> State:
         log_values = np.log(np.asarray(ravel_pytree(self.start)[0], np.float64))
         return State(log_values, np.eye(len(log_values)))
 
-    def _made(self, log_values: Any) -> Any:
+    def _made(self, log_values: Float[Array | np.ndarray, " e"]) -> Model:
         return self.make(ravel_pytree(self.start)[1](jnp.exp(log_values)))
 
-    def sums(self, state: State, model: Model, q: Any, data: Data) -> Float[Array, " e"]:
+    def sums(self, state: State, model: Model, q: ExponentialFamily, data: Data) -> Float[Array, " e"]:
         def expected(log_values: Array) -> Array:
             made = self._made(log_values)
             problem = Problem(made, NegativeLogLikelihood(), KL(), q, q, data)
@@ -76,7 +76,9 @@ class ByGradient(Hyperparameter):
 
         return jax.grad(expected)(jnp.asarray(state.log_values))
 
-    def step(self, state: State, model: Model, q: Any, sums: PyTree) -> tuple[Model, Float[np.ndarray, " e"], State]:
+    def step(
+        self, state: State, model: Model, q: ExponentialFamily, sums: PyTree
+    ) -> tuple[Model, Float[np.ndarray, " e"], State]:
         def expected_log_prior(log_values: Array) -> Array:
             prior = self._made(log_values).prior
             return q.cross(prior) - prior.log_partition
@@ -90,7 +92,7 @@ class ByGradient(Hyperparameter):
 
 
 def _inverse_curvature(state: State, slope: Float[np.ndarray, " e"]) -> Float[np.ndarray, "e e"]:
-    """The BFGS update, where F curves downward along the last step; a careful first guess before there was one."""
+    """The BFGS update, where F curves downward along the last step; a small first step before there was one."""
     if state.before is None or state.slope_before is None:
         return np.eye(len(slope)) * FIRST_STEP / np.max(np.abs(slope), initial=FIRST_STEP)
     moved, fallen = state.log_values - state.before, state.slope_before - slope

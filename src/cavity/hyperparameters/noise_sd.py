@@ -1,4 +1,4 @@
-"""The noise of a linear regression, from two sums per client.
+"""The noise sd of a linear regression, from two sums per client.
 
     F = -n log sd - sum_n E_q[(y_n - f_n)^2] / (2 sd^2) + ...,     so   sd^2 = sum_n E_q[(y_n - f_n)^2] / n
 
@@ -7,44 +7,50 @@ with q fixed. As a step of EM it converges at the rate d / n, of coefficients to
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, Hyperparameter, LinearModel, Model
+from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, UnsuitableError
 from cavity.likelihoods import GaussianNoise
 
 
 class NoiseSd(Hyperparameter):
-    """The standard deviation of the noise in `linear_regression(..., noise_sd=...)`, which is where it starts."""
+    """The standard deviation of the noise in `linear_regression(..., noise_sd=...)`, whose value is the start."""
 
     def check(self, model: Model) -> None:
-        if not (isinstance(model, LinearModel) and isinstance(model.likelihood, GaussianNoise)):
-            raise UnsuitableError(
-                f"{type(model).__name__} has no noise to learn; it is for linear_regression(..., noise_sd=...), whose "
-                "value is where it starts"
-            )
+        _parts(model)
 
     def init(self, model: Model) -> PyTree:
         return None
 
-    def sums(self, state: PyTree, model: Model, q: Any, data: Data) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The expected squared residuals, and the number of rows."""
-        assert isinstance(model, LinearModel)
-        designs, y = model.designs(data.batch)
+    def sums(self, state: PyTree, model: Model, q: Gaussian, data: Data) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The sum of expected squared residuals, and the number of rows."""
+        designs, y = _parts(model)[0].designs(data.batch)
         mean, covariance = q.map_moments(designs)
         weight = jnp.asarray(data.weight)
         return weight @ ((y - mean[:, 0]) ** 2 + covariance[:, 0, 0]), jnp.sum(weight)
 
-    def step(self, state: PyTree, model: Any, q: Any, sums: PyTree) -> tuple[Model, Float[np.ndarray, " e"], PyTree]:
+    def step(
+        self, state: PyTree, model: Model, q: Gaussian, sums: PyTree
+    ) -> tuple[Model, Float[np.ndarray, " e"], PyTree]:
         squares, num_rows = (float(total) for total in sums)
         if not squares > 0:
-            raise CavityError("every residual is zero, so that the noise has no best value; is the outcome a feature?")
-        old = model.likelihood.noise_sd
+            raise CavityError("every residual is zero, so the noise has no best value; is the outcome a feature?")
+        old = jnp.asarray(_parts(model)[1].noise_sd)
         slope = squares / float(old) ** 2 - num_rows
         new = jnp.asarray(np.sqrt(squares / num_rows), old.dtype)
-        return eqx.tree_at(lambda model: model.likelihood.noise_sd, model, new), np.array([slope]), state
+        return eqx.tree_at(lambda model: _parts(model)[1].noise_sd, model, new), np.array([slope]), state
+
+
+def _parts(model: Model) -> tuple[LinearModel, GaussianNoise]:
+    """The model and its likelihood, where these are a linear model with Gaussian noise."""
+    if not (isinstance(model, LinearModel) and isinstance(model.likelihood, GaussianNoise)):
+        raise UnsuitableError(
+            f"{type(model).__name__} has no noise to learn; use linear_regression(..., noise_sd=...), whose value "
+            "is the start"
+        )
+    return model, model.likelihood

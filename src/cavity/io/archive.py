@@ -1,9 +1,9 @@
-"""Named arrays out of the bytes of an `.npz` file, for content that somebody else may have written.
+"""Named arrays from the bytes of an `.npz` file that an attacker may have written.
 
-`numpy.savez` writes a zip archive of entries that are not compressed, each a `.npy` file with a header in one fixed
-form. This reader knows that form and no other: it decompresses nothing, evaluates nothing, and takes memory for an
-array only after the declared type and shape agree with the number of bytes that are there. The entries are read one
-after the other by their own headers; the archive's directory at the end is for other programs.
+`numpy.savez` writes a zip archive of uncompressed entries, each a `.npy` file with a header in one fixed form. This
+reader accepts that form and no other. It decompresses nothing and evaluates nothing. It allocates memory for an array
+only after the declared type and shape agree with the number of bytes present. The entries are read one after the other
+by their own headers; the directory at the end of the archive is for other programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cavity.errors import CheckpointError
 
 MAX_EXTENT = 2**31  # product of the axes of an array without elements
 _ENTRY = struct.Struct("<4s5H3I2H")  # signature, version, flags, method, time, date, crc, 2 sizes, 2 lengths
-_WIDE_SIZES = struct.Struct("<HHQQ")  # the field with sizes of 64 bits: its number, its length, two sizes
+_WIDE_SIZES = struct.Struct("<HHQQ")  # the field with sizes in 64 bits: its number, its length, two sizes
 _LARGE = 2**32 - 1  # stands for a size that is given in 64 bits
 _UTF8 = 0x800
 _AFTER_ENTRIES = (b"PK\x01\x02", b"PK\x05\x06")  # the directory, or its end where there are no entries
@@ -35,12 +35,12 @@ _ITEM_SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An array that is not made yet; its type and shape fit its bytes.
+    """An array that is not allocated yet. Its type and shape agree with the number of its bytes.
 
     Attributes:
-        dtype: its type.
-        shape: its shape.
-        order: "C" or "F", of the elements.
+        dtype: type of the elements.
+        shape: lengths of the axes.
+        order: "C" or "F", the order of the elements.
         data: the elements.
     """
 
@@ -54,14 +54,18 @@ class Entry:
         flat = np.frombuffer(self.data, self.dtype) if self.data else np.zeros(math.prod(self.shape), self.dtype)
         kind = self.dtype.kind
         if kind == "b" and (flat.view(np.uint8) > 1).any():
-            raise CheckpointError("an array of truth values holds something else")
+            raise CheckpointError("an array of booleans has a value that is neither true nor false")
         if kind == "U" and self.data and (np.frombuffer(self.data, "<u4") > 0x10FFFF).any():
-            raise CheckpointError("an array of text holds something else")
+            raise CheckpointError("an array of text has a character that is not Unicode")
         return np.array(flat.reshape(self.shape, order="F" if self.order == "F" else "C"))
 
 
 def entries(content: bytes | memoryview, most: int | None = None) -> dict[str, Entry]:
-    """The arrays of an `.npz` file by name; `most` is how many there may be.
+    """The arrays of an `.npz` file by name.
+
+    Args:
+        content: of the file.
+        most: largest number of arrays; None for no limit.
 
     Raises:
         CheckpointError: it is not a file as `numpy.savez` writes it.
@@ -72,14 +76,14 @@ def entries(content: bytes | memoryview, most: int | None = None) -> dict[str, E
         if len(found) == most:
             raise CheckpointError(f"it holds more than {most:,} arrays")
         if name in found:
-            raise CheckpointError("it is not an archive of arrays (a name comes twice)")
+            raise CheckpointError("it is not an archive of arrays (a name appears twice)")
         found[name] = _npy(view[start:end])
         at = end
     return found
 
 
 def _entry_at(view: memoryview, at: int) -> tuple[str, int, int]:
-    """Name, start and end of the entry whose header is here."""
+    """Name, start and end of the entry whose header starts at `at`."""
     if len(view) - at < _ENTRY.size:
         raise CheckpointError("it is not an archive of arrays (it is cut off)")
     signature, _, flags, method, _, _, _, packed, size, name_length, extra_length = _ENTRY.unpack_from(view, at)
@@ -94,18 +98,18 @@ def _entry_at(view: memoryview, at: int) -> tuple[str, int, int]:
         raise CheckpointError("it is not an archive of arrays (it is cut off)")
     if extra_length:
         if extra_length != _WIDE_SIZES.size or packed != _LARGE or size != _LARGE:
-            raise CheckpointError("it is not an archive of arrays (an entry's header is of another form)")
+            raise CheckpointError("it is not an archive of arrays (the header of an entry has an unknown form)")
         number, length, size, packed = _WIDE_SIZES.unpack_from(view, extra_start)
         if (number, length) != (1, 16):
-            raise CheckpointError("it is not an archive of arrays (an entry's header is of another form)")
+            raise CheckpointError("it is not an archive of arrays (the header of an entry has an unknown form)")
     if packed != size or size > len(view) - start:
-        raise CheckpointError("it is not an archive of arrays (an entry has another size than it says)")
+        raise CheckpointError("it is not an archive of arrays (the size of an entry differs from its header)")
     try:
         name = bytes(view[name_start:extra_start]).decode()
     except UnicodeDecodeError:
         name = ""
     if not name.endswith(".npy"):
-        raise CheckpointError("it is not an archive of arrays (an entry has no proper name)")
+        raise CheckpointError("it is not an archive of arrays (the name of an entry does not end with .npy)")
     return name.removesuffix(".npy"), start, start + size
 
 
@@ -128,5 +132,5 @@ def _npy(view: memoryview) -> Entry:
     extent = math.prod(max(axis, 1) for axis in shape)
     fits = math.prod(shape) * num_bytes == len(data) and (data or extent <= MAX_EXTENT)
     if not fits or (num_bytes == 0 and extent > 1):
-        raise CheckpointError("it is not an archive of arrays (an array has another size than it says)")
+        raise CheckpointError("it is not an archive of arrays (the size of an array differs from its header)")
     return Entry(np.dtype(f"{kind.decode()}{size}"), shape, "F" if fortran == b"True" else "C", data)

@@ -1,23 +1,18 @@
-"""Which classes a file or a message may hold, and which values their fields may have.
+"""Rebuild a component from its stored fields, after a check of every value against the field's annotation.
 
-A component is rebuilt from its fields, past its constructor. So a class must be one of Cavity's parts or records, or
-one that the caller names, and every value must be of the kind that the field's annotation says. Nothing outside the
-packages below is ever imported because a file names it, and a message imports nothing at all.
+A component is rebuilt without its constructor, which may compute or check. So each value must be of the type that the
+annotation of its field states. `cavity.io.type_table` says which classes may be rebuilt.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
-import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,118 +21,103 @@ import numpy as np
 
 from cavity.core.messages import Record
 from cavity.errors import CheckpointError, printable
+from cavity.io.type_table import Stored, fields_of
 
-PACKAGES = frozenset(
-    {
-        "algorithms", "distributions", "divergences", "hyperparameters", "core", "likelihoods", "losses",
-        "models", "schedules", "aggregation", "solvers",
-    }
-)  # fmt: skip
-MODULES = frozenset(
-    {
-        "cavity.network.protocol", "cavity.study.columns", "cavity.study.encoding", "cavity.study.scaling",
-    }
-)  # fmt: skip
-_NAME = re.compile(r"(cavity\.([a-z][a-z0-9_]*)(?:\.[a-z][a-z0-9_]*)*):([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
-
-Check = Callable[[Any], bool]
+Check = Callable[[object], bool]
 
 
-def name_of(cls: type) -> str:
-    """How a class is written."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+def rebuild(stored: Stored, values: Mapping[str, object]) -> object:
+    """A component with these values in its fields.
 
-
-def is_component(cls: Any) -> bool:
-    """Whether a class is a part or a record, or a named tuple as optimisers use them."""
-    return isinstance(cls, type) and (
-        issubclass(cls, (eqx.Module, Record)) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-    )
-
-
-def class_of(name: Any, given: Mapping[str, type], *, imports: bool) -> Any:
-    """The class of this name.
+    An older version of a class that lacks a field gets the default of the field.
 
     Args:
-        name: as `name_of` writes it.
-        given: those from outside Cavity that the caller allows, by name.
-        imports: whether a module of Cavity's parts may be imported for it.
+        stored: the class, and the fields of the version that was stored.
+        values: a value for each of these fields.
 
     Raises:
-        CheckpointError: there is none, or it may not be rebuilt.
+        CheckpointError: a field is missing, is not one of the class, or has a value of another type.
     """
-    if not isinstance(name, str):
-        raise CheckpointError("its manifest does not describe a tree (a class without a name)")
-    if name in given:
-        return given[name]
-    if name.split(":")[0].split(".")[0] != "cavity":
-        module, _, qualified = name.partition(":")
-        raise CheckpointError(
-            f"it holds a {printable(qualified)} from {printable(module)}, which is not Cavity's; load it together "
-            "with the algorithm"
-        )
-    return _part_of_cavity(name, imports)
-
-
-@lru_cache(maxsize=1024)
-def _part_of_cavity(name: str, imports: bool) -> Any:
-    unknown = CheckpointError(f"it holds {printable(name)}, which is not a component that this version of Cavity knows")
-    parts = _NAME.fullmatch(name)
-    if parts is None:
-        raise unknown
-    module, package, qualified = parts.groups()
-    if package not in PACKAGES and module not in MODULES:
-        raise unknown
-    if imports:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            raise unknown from None
-    cls = vars(sys.modules[module]).get(qualified) if module in sys.modules else None
-    whole = is_component(cls) and getattr(cls, "__module__", None) == module and not inspect.isabstract(cls)
-    if cls is None or not whole or issubclass(cls, tuple):
-        raise unknown
-    return cls
-
-
-def rebuilt(cls: Any, fields: dict[str, Any]) -> Any:
-    """A component with these fields.
-
-    Raises:
-        CheckpointError: they are not those of the class, or of other kinds.
-    """
+    cls = stored.cls
+    if tuple(values) != stored.fields and values.keys() != set(stored.fields):
+        _refuse_fields(cls.__name__, stored.fields, values)
+    if stored.fields != fields_of(cls):
+        values = {**_defaults_for(stored), **values}
     checks = _checks_of(cls)
-    if fields.keys() != checks.keys():
-        raise CheckpointError(f"its {cls.__name__} has other fields than this version's; use the version that wrote it")
-    for name, value in fields.items():
+    for name, value in values.items():
         if not checks[name](value):
-            raise CheckpointError(f"its {cls.__name__} has a {type(value).__name__} as {name}, which cannot be")
+            raise CheckpointError(f"its {cls.__name__} has a {type(value).__name__} as {name}, which is not allowed")
     if issubclass(cls, tuple):
-        return cls(**fields)
-    # past __init__, which may compute or check: the fields are exactly what was there
+        return cls(**values)
     instance = object.__new__(cls)
-    for name, value in fields.items():
+    for name, value in values.items():
         object.__setattr__(instance, name, value)
     return instance
 
 
+def _refuse_fields(name: str, expected: tuple[str, ...], values: Mapping[str, object]) -> typing.NoReturn:
+    missing = [f"lacks the field {field}" for field in expected if field not in values]
+    extra = [f"has the unknown field {printable(field, 50)}" for field in values if field not in expected]
+    raise CheckpointError(f"its {name} {(missing + extra)[0]}; use the version of Cavity that wrote it")
+
+
 @lru_cache(maxsize=1024)
-def _checks_of(cls: Any) -> dict[str, Check]:
-    """A check for each field, from its annotation; one that cannot be read allows all."""
+def _defaults_for(stored: Stored) -> dict[str, object]:
+    """The values of the fields that an older version of a class does not have."""
+    cls = stored.cls
+    current, known = fields_of(cls), _defaults_of(cls)
+    gone = [name for name in stored.fields if name not in current]
+    new = [name for name in current if name not in stored.fields]
+    if gone or any(name not in known for name in new):
+        raise CheckpointError(
+            f"its {cls.__name__} is of an older version with other fields; use the version of Cavity that wrote it"
+        )
+    return {name: known[name] for name in new}
+
+
+def _defaults_of(cls: type) -> dict[str, object]:
+    """The fields of a class that have a default, with the default as the constructor would store it."""
+    if issubclass(cls, tuple):
+        return dict(getattr(cls, "_field_defaults", {}))
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        if field.default is not dataclasses.MISSING:
+            value = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        else:
+            continue
+        found[field.name] = field.metadata.get("converter", lambda value: value)(value)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _checks_of(cls: type) -> dict[str, Check]:
+    """A check for each field, from its annotation; an annotation that cannot be evaluated allows every value."""
     if inspect.isabstract(cls):
         raise CheckpointError(f"it holds a {cls.__name__}, which is abstract")
     if issubclass(cls, tuple):
-        return dict.fromkeys(getattr(cls, "_fields", ()), _anything)
-    exact = issubclass(cls, Record)
-    try:
-        hints = typing.get_type_hints(cls)
-    except (NameError, TypeError, AttributeError):  # names for type checkers only, or a jaxtyping shape
-        hints = {}
-    return {field.name: _check_of(hints.get(field.name, Any), exact) for field in dataclasses.fields(cls)}
+        return dict.fromkeys(fields_of(cls), _anything)
+    exact, hints = issubclass(cls, Record), _hints_of(cls)
+    return {name: _check_of(hints.get(name), exact) for name in fields_of(cls)}
 
 
-def _check_of(hint: Any, exact: bool) -> Check:
-    """Whether a value is of the kind that an annotation says.
+def _hints_of(cls: type) -> dict[str, object]:
+    """The annotations of a class and its bases, without those that cannot be evaluated."""
+    found: dict[str, object] = {}
+    for base in reversed(cls.__mro__):
+        for name, annotation in inspect.get_annotations(base).items():
+            alone = type(base.__name__, (), {"__annotations__": {name: annotation}, "__module__": base.__module__})
+            found.pop(name, None)
+            try:
+                found[name] = typing.get_type_hints(alone)[name]
+            except (NameError, TypeError, AttributeError, SyntaxError):  # names for type checkers, or a jaxtyping shape
+                continue
+    return found
+
+
+def _check_of(hint: object, exact: bool) -> Check:
+    """A function that says whether a value is of the type that an annotation states.
 
     Args:
         hint: the annotation.
@@ -151,50 +131,55 @@ def _check_of(hint: Any, exact: bool) -> Check:
         return _check_of_tuple(inner, exact)
     if origin is dict:
         of_values = _check_of(inner[1], exact)
-        return lambda value: type(value) is dict and all(map(of_values, value.values()))
-    return _check_of_class(hint, exact)
+        return lambda value: isinstance(value, dict) and all(map(of_values, value.values()))
+    return _check_of_class(hint, exact) if isinstance(hint, type) else _anything
 
 
-def _check_of_tuple(inner: tuple[Any, ...], exact: bool) -> Check:
+def _check_of_tuple(inner: tuple[object, ...], exact: bool) -> Check:
     checks = [_check_of(each, exact) for each in inner if each is not Ellipsis]
-    if inner[-1:] == (Ellipsis,):
-        return lambda value: type(value) is tuple and all(map(checks[0], value))
-    return lambda value: (
-        type(value) is tuple
-        and len(value) == len(checks)
-        and all(check(each) for check, each in zip(checks, value, strict=True))
-    )
+    repeated = inner[-1:] == (Ellipsis,)
+
+    def check(value: object) -> bool:
+        if not isinstance(value, tuple) or type(value) is not tuple:
+            return False
+        each = checks * len(value) if repeated else checks
+        return len(value) == len(each) and all(test(item) for test, item in zip(each, value, strict=True))
+
+    return check
 
 
-def _check_of_class(cls: Any, exact: bool) -> Check:
+def _check_of_class(cls: type, exact: bool) -> Check:
     if cls is type(None):
         return lambda value: value is None
     if cls is str:
         return lambda value: isinstance(value, str)
-    if cls in (bool, int, float):
-        return _PLAIN[cls] if exact else lambda value: _PLAIN[cls](value) or _is_numbers(value)
-    if not isinstance(cls, type):
-        return _anything
+    if cls in _NUMBERS:
+        plain = _NUMBERS[cls]
+        return plain if exact else lambda value: plain(value) or _is_numbers(value)
     if issubclass(cls, enum.Enum):
         values = [member.value for member in cls]
         return lambda value: type(value) in (str, int) and value in values
     if issubclass(cls, (eqx.Module, Record)):
         return lambda value: isinstance(value, cls)
     if issubclass(cls, (np.ndarray, jax.Array, jaxtyping.AbstractArray)):
-        return lambda value: value is None or type(value) is bool or _PLAIN[float](value) or _is_numbers(value)
+        return lambda value: value is None or type(value) is bool or _is_float(value) or _is_numbers(value)
     return _anything
 
 
-def _anything(value: Any) -> bool:
+def _anything(value: object) -> bool:
     return True
 
 
-def _is_numbers(value: Any) -> bool:
+def _is_numbers(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
 
 
-_PLAIN: dict[type, Check] = {
-    bool: lambda value: type(value) is bool,
-    int: lambda value: type(value) is int and value.bit_length() <= 64,
-    float: lambda value: type(value) is float or (type(value) is int and value.bit_length() <= 64),
-}
+def _is_int(value: object) -> bool:
+    return type(value) is int and value.bit_length() <= 64
+
+
+def _is_float(value: object) -> bool:
+    return type(value) is float or _is_int(value)
+
+
+_NUMBERS: dict[type, Check] = {bool: lambda value: type(value) is bool, int: _is_int, float: _is_float}

@@ -1,4 +1,4 @@
-"""What computed a result: written beside it, so that it can be repeated."""
+"""The versions of the software that computed a result. They are written beside it, so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ _PACKAGES = ("cavity", "jax", "jaxlib", "equinox", "numpy")
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Python, the packages that compute (and `more` of them), the processors."""
+    """The versions of Python and of the packages that compute, and the machine.
+
+    Args:
+        more: names of further packages.
+
+    Returns:
+        Name -> version.
+    """
     found = {"python": platform.python_version()}
     for package in (*_PACKAGES, *more):
         try:

@@ -110,7 +110,7 @@ def dispatch(algorithm: Algorithm, server: ServerState, names: Iterable[str]) ->
 
 
 def not_a_member(server: ServerState, name: str, most: int = 20) -> str:
-    """What to tell somebody who names a client that is not there."""
+    """The message for an unknown client name."""
     more = f" and {len(server.names) - most:,} others" if len(server.names) > most else ""
     return f"client {name!r} is not a member; the members are {', '.join(server.names[:most])}{more}"
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cavity.core import ExpectedPower, Likelihood, OutcomeDraws
+from cavity.core.intervals import DEFAULT_LEVEL, tails
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError
 
@@ -89,13 +90,13 @@ class FunctionPrediction(eqx.Module):
 
     @property
     def lower(self) -> Float[Array, " n"]:
-        """The 5 % point of y."""
-        return self.quantile(0.05)
+        """The lower end of a central interval of y, of level `DEFAULT_LEVEL` (95 %)."""
+        return self.quantile(tails(DEFAULT_LEVEL)[0])
 
     @property
     def upper(self) -> Float[Array, " n"]:
-        """The 95 % point of y."""
-        return self.quantile(0.95)
+        """The upper end of that interval."""
+        return self.quantile(tails(DEFAULT_LEVEL)[1])
 
     def log_prob(self, y: Any) -> Float[np.ndarray, " n"]:
         """The log density of outcomes, log of the mean over draws of E[p(y | f)]."""

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, Likelihood
+from cavity.core.intervals import DEFAULT_LEVEL, half_width, tails
 from cavity.distributions.gaussian import Gaussian
 
 DEFAULT_DRAWS = 1000
-NORMAL_90 = 1.6448536269514722  # the 95 % point of the standard normal: a central 90 % interval
 
 
 class Prediction(eqx.Module):
@@ -27,8 +27,8 @@ class Prediction(eqx.Module):
     Attributes:
         mean: its posterior mean, which is also the predictive mean of y.
         sd: its posterior standard deviation.
-        lower: the 5 % point of its posterior.
-        upper: the 95 % point.
+        lower: the lower end of a central interval of its posterior, of level `DEFAULT_LEVEL` (95 %).
+        upper: the upper end.
     """
 
     mean: Float[Array | np.ndarray, "n ..."]
@@ -69,14 +69,14 @@ def _predict(key, likelihood: Likelihood, posterior: Gaussian, designs, num_draw
 @jax.jit
 def prediction_from_draws(outcomes: Float[Array, "s n ..."]) -> Prediction:
     """The moments and quantiles of draws of the expected outcome."""
-    lower, upper = jnp.quantile(outcomes, jnp.array([0.05, 0.95]), axis=0)
+    lower, upper = jnp.quantile(outcomes, jnp.array(tails(DEFAULT_LEVEL)), axis=0)
     return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
 
 
 def _by_closed_form(likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"]) -> Prediction:
     """Only the first predictor moves the mean, and monotonically; the others stay at their means."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-    points = np.concatenate([nodes, [-NORMAL_90, NORMAL_90]])
+    points = np.concatenate([nodes, [-half_width(DEFAULT_LEVEL), half_width(DEFAULT_LEVEL)]])
     moved = jnp.repeat(mean[:, None], len(points), axis=1).at[..., 0].add(jnp.sqrt(variance)[:, None] * points)
     outcomes = likelihood.mean(moved)
     away = outcomes[:, :-2] - likelihood.mean(mean)[:, None]  # from a near value, so that large outcomes do not cancel

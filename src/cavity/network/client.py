@@ -58,7 +58,7 @@ def site_of(study: Study, name: str, table: Table, folder: Path, say: Callable[[
 def _how_much(study: Study, half: ClientConfig) -> str:
     """How many messages are answered, and whether the answers could be solved for the rows."""
     most = f"at most {half.max_messages} messages are answered, in all runs of this study"
-    if study.model.kind is None:
+    if study.model.family is None:
         return most
     prior, x = half.algorithm.prior, half.data.batch[0]
     d = prior.dimension

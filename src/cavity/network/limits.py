@@ -32,9 +32,9 @@ import numpy as np
 from cavity import ledger
 from cavity.core import Algorithm
 from cavity.core.messages import Message, Reply
-from cavity.fit import execution
+from cavity.fit import initialisation
 from cavity.study.building import design_sums, sums
-from cavity.study.columns import Boolean, Category, Column, FixedScaling, Integer, Number
+from cavity.study.columns import Column, FixedScaling
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, Sums
@@ -61,7 +61,7 @@ def max_messages(study: Study, algorithm: Algorithm) -> int:
     """
     rounds = algorithm.defaults.rounds if study.run.rounds is None else study.run.rounds
     agreed = rounds * (len(study.clients) if study.run.schedule.word == "asynchronous" else 1)
-    agreed += 0 if algorithm.initialisation is None else execution.INITIALISATION_ROUNDS
+    agreed += 0 if algorithm.initialisation is None else initialisation.MAX_ROUNDS
     return agreed + max(agreed, LEAST_RESERVE)
 
 
@@ -82,24 +82,26 @@ class Bounds:
 
 def bounds(study: Study, scaling: Scaling) -> Bounds:
     """The bounds that a study's model and its declared ranges allow."""
-    if study.model.kind is None:
+    if (family := study.model.family) is None:
         return Bounds(None, None, ("posteriors are not checked but for being proper: the model is the study's own",))
     plain = _is_plain(study)
-    if study.model.kind == "linear" and plain:
+    if family.same_sums_everywhere and plain:
         sds, notes = None, ["the mean of a posterior is not checked: a linear model sends the same sums at every one"]
     else:
         sds, notes = MAX_PRIOR_SDS, []
-    curvature, reason = _curvature(study, scaling)
+    outcome_scale = 1.0 if scaling.outcome is None else scaling.outcome.scale
+    curvature = family.curvature(study.outcome_columns, outcome_scale)
+    reason = curvature.reason
     largest = None
     if not plain:
         reason = "the loss or the divergence is not that of the likelihood"
-    elif curvature is not None:
+    elif curvature.bound is not None:
         largest, reason = _largest(study, scaling)
-    if curvature is None or largest is None:
+    if curvature.bound is None or largest is None:
         return Bounds(sds, None, (*notes, f"the precision of a posterior is not checked: {reason}"))
     most = max_total_rows(study)
-    outputs = len(_outcome(study).ordered) - 1 if study.model.kind == "softmax" else 1
-    return Bounds(sds, np.tile(most * curvature * largest**2, outputs), tuple(notes))
+    added = np.tile(most * curvature.bound * largest**2, family.num_blocks(study.outcome_columns))
+    return Bounds(sds, added, tuple(notes))
 
 
 def problem_with(study: Study, limits: Bounds, algorithm: Algorithm, message: Message) -> str | None:
@@ -169,13 +171,8 @@ class ServerBounds:
 
     def problem_with_reply(self, message: Message, reply: Reply) -> str | None:
         """Why no rows can have given this reply, or None."""
-        row, kind = message.inputs.entry, self.study.model.kind
-        if (
-            row is None
-            or kind is None
-            or not _is_plain(self.study)
-            or (kind == "linear" and not self.study.model.noise_sd)
-        ):
+        row, family = message.inputs.entry, self.study.model.family
+        if row is None or family is None or not _is_plain(self.study) or not family.is_log_concave:
             return None
         precision = np.asarray((row * reply.update.delta).precision, float)
         smallest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
@@ -240,23 +237,6 @@ def _is_plain(study: Study) -> bool:
     return all(part is None or part.word == word for part, word in parts)
 
 
-def _outcome(study: Study) -> Any:
-    return study.used_columns[0]
-
-
-def _curvature(study: Study, scaling: Scaling) -> tuple[float | None, str]:
-    """The largest curvature of one row's log likelihood in its linear predictor, or why it is not known."""
-    kind, noise_sd = study.model.kind, study.model.noise_sd
-    if kind in ("logistic", "softmax"):
-        return 0.25, ""
-    if kind == "linear":
-        unit = 1.0 if scaling.outcome is None else scaling.outcome.scale
-        return (None, "the noise is unknown") if noise_sd is None else ((unit / noise_sd) ** 2, "")
-    most = (_outcome(study).range or (0.0, np.inf))[1]
-    name = _outcome(study).name
-    return (2.0 * max(most, 1.0), "") if np.isfinite(most) else (None, f"column '{name}' has no largest value declared")
-
-
 @lru_cache(maxsize=64)
 def _largest(study: Study, scaling: Scaling) -> tuple[np.ndarray | None, str]:
     """The largest |x_j| of each coefficient over the declared ranges, the ones of an intercept first; or why not."""
@@ -275,16 +255,15 @@ def _largest(study: Study, scaling: Scaling) -> tuple[np.ndarray | None, str]:
 
 
 def _has_range(column: Column) -> bool:
-    if isinstance(column, (Number, Integer)):
-        return column.range is not None and bool(np.isfinite(column.range).all())
-    return True
+    return bool(column.level_names) or (column.limits is not None and bool(np.isfinite(column.limits).all()))
 
 
 def _corners(rng: np.random.Generator, column: Column) -> np.ndarray:
     """Values mostly at the ends of the range, where products and powers are largest."""
-    if isinstance(column, Category):
-        return rng.integers(len(column.ordered), size=CORNERS)
-    low, high = (0.0, 1.0) if isinstance(column, Boolean) else column.range  # pyright: ignore[reportAttributeAccessIssue]
+    if column.level_names:
+        return rng.integers(len(column.level_names), size=CORNERS)
+    assert column.limits is not None
+    low, high = column.limits
     inside = rng.uniform(size=CORNERS)
     share = np.where(rng.uniform(size=CORNERS) < 0.2, inside, np.round(inside))
     return low + share * (high - low)

@@ -21,7 +21,8 @@ from cavity.core import Algorithm, LatentModel
 from cavity.core.messages import ClientState, ServerState
 from cavity.errors import CavityError
 from cavity.evaluation.evidence import closing_exchange, has_evidence
-from cavity.fit import execution, run
+from cavity.fit import run
+from cavity.fit.files import saved
 from cavity.fit.fit import Fit
 from cavity.io.checkpoints import HISTORY, RunDirectory, write_atomically
 from cavity.network.engine import NetworkEngine
@@ -227,7 +228,7 @@ class StudyServer:
         return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
 
     def _write(self, fit: Fit) -> None:
-        RunDirectory(self._directory).write(execution.saved(fit), fit.history)
+        RunDirectory(self._directory).write(saved(fit), fit.history)
 
     def _after_round(self, record: Record, server: ServerState) -> None:
         moved = record["gap"]

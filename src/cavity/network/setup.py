@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from cavity import training
 from cavity.core import Algorithm, Engine
 from cavity.errors import CheckpointError
-from cavity.fit import execution
+from cavity.fit import initialisation
 from cavity.io import serialization
 from cavity.io.checkpoints import read_tree, write_atomically
 from cavity.network.limits import max_total_rows
@@ -166,9 +166,7 @@ class Preparing:
         schedule, everybody = Synchronous(), [*self.names, *first.model.server_entries()]
         server = training.open_federation(first, schedule, everybody, self._study.run.seed)
         self._say("searching for a start")
-        stopping = Stopping(
-            execution.INITIALISATION_ROUNDS, execution.INITIALISATION_TOLERANCE, asked=lambda: self._members.stopping
-        )
+        stopping = Stopping(initialisation.MAX_ROUNDS, initialisation.TOLERANCE, asked=lambda: self._members.stopping)
         engine = self._engine(first, setting)
         server, history, stopped = training.run(first, engine, schedule, server, [], stopping)
         self._say(f"a start was found in {len(history)} rounds")

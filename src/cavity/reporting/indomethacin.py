@@ -1,9 +1,10 @@
-"""The demo's study: does rectal indomethacin prevent pancreatitis after ERCP? Four hospitals, 602 patients.
+"""The demo's study: does rectal indomethacin prevent pancreatitis after ERCP? 602 patients of four hospitals.
 
 A randomised trial (Elmunzer et al., New England Journal of Medicine 366, 2012, 1414-1422), public as `indo_rct` of
 the R package medicaldata; its rows come with Cavity (`datasets/demo/README.md` has source and licence). The hospitals
 agree on a logistic regression of pancreatitis on treatment, risk score, age and sex, and on units that are fixed
-beforehand: no statistic of the data is used to scale them.
+beforehand: no statistic of the data is used to scale them. One of the four hospitals has 3 patients and is left out, so
+three hospitals with 599 patients take part.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cavity.algorithms import PVI
+from cavity.core import Distribution
 from cavity.core.client_data import split_by_size
+from cavity.core.intervals import DEFAULT_LEVEL
 from cavity.datasets.partition import by_column
 from cavity.evaluation.diagnostics import kl
 from cavity.fit.run import Fit, run
@@ -36,16 +39,16 @@ UNITS = "age in decades from 45 years, risk score in points from 2.5, placebo an
 AGE_CENTRE, RISK_CENTRE = 45.0, 2.5
 PRIOR_SCALE = 2.5  # on every log odds ratio
 MIN_ROWS = 10
-# the codes of the column `site`, as the data set's documentation spells them out
+# the codes of the column `site`, from the documentation of the data set
 HOSPITALS = {"1_UM": "Michigan", "2_IU": "Indiana", "3_UK": "Kentucky", "4_Case": "Case Western"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The federated fit beside what pooling, and what the largest hospital alone, would give.
+    """The federated fit, the fit of the pooled data, and the fit of the largest hospital alone.
 
     Attributes:
-        federated: fit by PVI over the hospitals that were admitted.
+        federated: fit by PVI over the hospitals that take part.
         pooled: the same model with the same rows at one client.
         alone: the same model with the rows of the largest hospital.
         largest: the name of that hospital.
@@ -61,7 +64,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class OddsRatio:
-    """exp(coefficient): posterior median, central 90 % interval, and the probability that it is below 1."""
+    """exp(coefficient): posterior median, central interval, and the probability that it is below 1."""
 
     median: float
     lower: float
@@ -97,21 +100,28 @@ def indomethacin() -> tuple[dict[str, Rows], tuple[str, ...]]:
 
 
 def admitted() -> tuple[dict[str, Rows], dict[str, int]]:
-    """The hospitals with at least `MIN_ROWS` patients, and the number of patients of the others."""
+    """The hospitals that take part.
+
+    Returns:
+        Those with at least `MIN_ROWS` patients, and the number of patients of each of the others.
+    """
     hospitals, _ = indomethacin()
     return split_by_size(hospitals, MIN_ROWS)
 
 
 def compare(hospitals: dict[str, Rows], *, seed: int = 0, observers: Sequence[Observer] = ()) -> Comparison:
-    """Fit the federation, then, since these data are public, what it must not do: all rows in one place.
+    """Fit the hospitals together; then, since these data are public, the pooled data and the largest hospital alone.
 
     Args:
         hospitals: name -> (x, y).
-        seed: of all randomness; the default solver has none.
+        seed: random seed; the default solver has no randomness.
         observers: called after each round of the federated fit.
+
+    Returns:
+        The three fits.
     """
     algorithm = PVI(logistic_regression(FEATURES, prior_scale=PRIOR_SCALE))
-    posteriors = []
+    posteriors: list[Distribution] = []
     federated = run(
         algorithm,
         hospitals,
@@ -129,16 +139,33 @@ def compare(hospitals: dict[str, Rows], *, seed: int = 0, observers: Sequence[Ob
     return Comparison(federated, pooled, alone, largest, history)
 
 
-def odds_ratio(fit: Fit, name: str = TREATMENT) -> OddsRatio:
-    """The odds ratio of one coefficient, from its Gaussian posterior."""
-    estimate = fit.summary(level=0.9)[name]
+def odds_ratio(fit: Fit, name: str = TREATMENT, level: float = DEFAULT_LEVEL) -> OddsRatio:
+    """The odds ratio of one coefficient, from its Gaussian posterior.
+
+    Args:
+        fit: the fit.
+        name: the coefficient.
+        level: the probability that the interval has.
+
+    Returns:
+        The odds ratio.
+    """
+    estimate = fit.summary(level)[name]
     below_one = NormalDist(estimate.mean, estimate.sd).cdf(0.0)
     median, lower, upper = (float(np.exp(value)) for value in (estimate.mean, estimate.lower, estimate.upper))
     return OddsRatio(median, lower, upper, below_one)
 
 
-def figure(comparison: Comparison) -> Figure:
-    """The forest plot of all three fits, and the federated run's way to its fixed point."""
+def figure(comparison: Comparison, level: float = DEFAULT_LEVEL) -> Figure:
+    """The forest plot of all three fits, and the convergence of the federated run.
+
+    Args:
+        comparison: the fits.
+        level: the probability that each interval has.
+
+    Returns:
+        The figure.
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -147,13 +174,13 @@ def figure(comparison: Comparison) -> Figure:
     page = Figure(figsize=(11.5, 4.8), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12))
     left, right = page.subplots(1, 2, width_ratios=(1.35, 1))
     summaries = {
-        "federated": comparison.federated.summary(),
-        "pooled": comparison.pooled.summary(),
-        f"{comparison.largest} alone": comparison.alone.summary(),
+        "federated": comparison.federated.summary(level),
+        "pooled": comparison.pooled.summary(level),
+        f"{comparison.largest} alone": comparison.alone.summary(level),
     }
     plots.forest(summaries, parameters=FEATURES, scale="log odds ratio of pancreatitis", ratio="odds ratio", axes=left)
-    left.set_title("What the hospitals learn together", loc="left", fontweight="bold", y=1.15)
-    metrics = {"gap": "largest residual", "kl": "KL(federated : pooled)"}
+    left.set_title("Estimates of the hospitals together", loc="left", fontweight="bold", y=1.15)
+    metrics = {"gap": "largest gap", "kl": "KL(federated : pooled)"}
     plots.convergence(comparison.history, metrics, axes=right)
-    right.set_title("How fast they get there", loc="left", fontweight="bold", y=1.15)
+    right.set_title("Convergence", loc="left", fontweight="bold", y=1.15)
     return page

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -27,6 +28,7 @@ from cavity.core import Algorithm, ClientPart, Data, Encoding, Problem, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Message
 from cavity.simulation.stacks import AXIS
 
+A = TypeVar("A", bound=Algorithm)
 Shared = tuple[ClientPart, ClientInput | None]  # what is the same for all clients of a stack
 Static = tuple[PyTree, tuple[PyTree, ...]]  # the structure of a tree without its arrays, and the rest of it
 Outcome = tuple[ClientUpdate, PyTree, PyTree]  # update, local state, what is spent
@@ -231,7 +233,7 @@ def run_as_steps(client: ClientPart, work: Work, mesh: Mesh | None) -> Outcome:
     return _finish(client, work, states, mesh)
 
 
-def numbers_as_leaves(algorithm: Algorithm) -> Algorithm:
+def numbers_as_leaves(algorithm: A) -> A:
     """The method with floats as arrays: a float would be a constant of a program, and each value need its own.
 
     How a table becomes numbers is left out, since no program needs it.
@@ -268,7 +270,7 @@ def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> Outcome:
 
 @eqx.filter_jit
 def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Key[Array, " clients"]:
-    """A key from (seed, version, attempt, client): the same in every engine, whoever else is working."""
+    """A key from (seed, version, attempt, client): the same in every engine, whichever clients work beside it."""
 
     def one(version: Array, sequence: Array, name: Array) -> PRNGKeyArray:
         key = jax.random.key(seed)
@@ -302,7 +304,7 @@ def name_number(name: str) -> int:
 
 
 def private_keys(secret: bytes, messages: Sequence[Message]) -> UInt32[Array, "clients 2"]:
-    """Data of keys that nobody knows without the secret; the same for the same message."""
+    """Data of keys that cannot be known without the secret; the same for the same message."""
     digests = [
         hmac.new(secret, f"{m.version}:{m.sequence}:{m.client}".encode(), hashlib.sha256).digest()[:8] for m in messages
     ]

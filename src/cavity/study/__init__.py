@@ -1,6 +1,6 @@
-"""The study file: what the parties agree on, how a site's data are checked against it, and what is built from it.
+"""The study file: what the sites agree on, how a site's data are checked against it, and what is built from it.
 
-As in the package above, a part is loaded when it is first used.
+A module is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
     from cavity.study.building import client_data, study_algorithm, study_scaling, study_schedule, sums
+    from cavity.study.families import Family, RegressionFamily, register_family
     from cavity.study.identity import differences, settings
     from cavity.study.reader import parse_study, read_study
     from cavity.study.scaling import Scaling, Sums
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cavity.study.table import Table, as_table, read_csv
 
 __all__ = [
+    "Family",
+    "RegressionFamily",
     "Scaling",
     "Study",
     "Sums",
@@ -28,6 +31,7 @@ __all__ = [
     "parse_study",
     "read_csv",
     "read_study",
+    "register_family",
     "settings",
     "study_algorithm",
     "study_scaling",
@@ -39,6 +43,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "building": "client_data study_algorithm study_scaling study_schedule sums",
+        "families": "Family RegressionFamily register_family",
         "identity": "differences settings",
         "reader": "parse_study read_study",
         "scaling": "Scaling Sums",

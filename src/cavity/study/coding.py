@@ -1,8 +1,8 @@
 """Which columns a term gets, so that the matrix has full rank: the rules of R, patsy and formulaic.
 
 A category alone spans the intercept: its full coding (one column per level) is `1 + its reduced coding` (without the
-reference). So each term spans a set of products of reduced codings. Of these, what earlier terms span already is left
-out, and the rest is put together again by
+reference). So each term spans a set of products of reduced codings. Those that earlier terms span already are left
+out, and the rest are combined by
 
     anything:reduced + anything -> anything:full
 """
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from cavity.study.columns import Category
 from cavity.study.formula import Factor, Formula
 
 MAX_COLUMNS = 2_000
 MAX_CATEGORIES = 10  # of one term
-MAX_SPANS = 256  # products of reduced codings that a term adds to those before it
+MAX_SPANS = 256  # products of reduced codings that a term adds to the earlier ones
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Coded:
 
     Attributes:
         factor: a column or an expression.
-        levels: for a category, the places of those with a column, as a range up to the last; None for numbers.
+        levels: for a category, the positions of those with a column, as a range up to the last; None for numbers.
         names: of its columns.
     """
 
@@ -39,12 +38,12 @@ class Coded:
 
 @dataclass(frozen=True)
 class Block:
-    """Columns of one term: all products of its factors' columns, those of the first factor changing fastest.
+    """Columns of one term: all products of the columns of its factors, the first factor varying fastest.
 
     Attributes:
-        factors: of which it is the product.
+        factors: of the product.
         scale: by which it is multiplied.
-        at: the place of its term in the formula.
+        at: the position of its term in the formula.
     """
 
     factors: tuple[Coded, ...]
@@ -58,20 +57,21 @@ class Block:
         return tuple(":".join(reversed(names)) for names in reverse)
 
 
-_Part = tuple[Factor, bool]  # a factor, and whether it is a category without its reference
+_Part = tuple[Factor, bool]  # a factor, and whether it is a category without the reference
 _Parts = tuple[_Part, ...]
 _Spans = dict[frozenset[_Part], _Parts]
 _Levels = Mapping[str, Sequence[str]]  # of each category, by the key of its factor, the reference first
 
 
-def blocks(formula: Formula, categories: Mapping[str, Category]) -> tuple[Block, ...]:
+def blocks(formula: Formula, categories: Mapping[str, Sequence[str]]) -> tuple[Block, ...]:
     """The blocks of all terms, in their order. Raises StudyError where there would be too many columns.
 
     Args:
         formula: with its terms.
-        categories: those of its columns that are no numbers, by name; none of them is in an expression.
+        categories: the levels of its columns that are categories, by name, the reference first; none of them is in an
+            expression.
     """
-    by_key = {f"`{name}`": category.ordered for name, category in categories.items()}
+    by_key = {f"`{name}`": levels for name, levels in categories.items()}
     spanned: set[frozenset[_Part]] = {frozenset()} if formula.intercept else set()
     found: list[Block] = []
     num_columns = 0
@@ -83,7 +83,7 @@ def blocks(formula: Formula, categories: Mapping[str, Category]) -> tuple[Block,
             raise formula.refusal_at(term.at, "too many categories without their lower interactions; use `a * b`")
         num_columns += sum(_num_columns(parts, by_key) for parts in spans.values())
         if num_columns > MAX_COLUMNS:
-            raise formula.refusal_at(term.at, f"it has more than {MAX_COLUMNS} coefficients")
+            raise formula.refusal_at(term.at, f"the formula has more than {MAX_COLUMNS} coefficients")
         spanned.update(spans)
         for parts in _simplified(spans.values()).values():
             coded = tuple(_coded(factor, by_key, reduced) for factor, reduced in parts)

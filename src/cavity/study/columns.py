@@ -1,4 +1,4 @@
-"""The types of columns, and how a cell of each becomes a number. All is agreed in the study; nothing is inferred."""
+"""The types of columns, and how a cell of each type becomes a number. The study declares them; nothing is inferred."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar, SupportsFloat
 
 import numpy as np
 
@@ -25,7 +26,7 @@ DATE_REMEDY = "give it as a number, the days since an agreed date"
 
 
 class Missing(enum.StrEnum):
-    """What a missing value means: its site is refused, its row left out, or it is a level of its own."""
+    """What to do about a missing value: refuse the site's data, drop the row, or make it a level of its own."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -41,18 +42,18 @@ class ScalingRule(enum.StrEnum):
 
 @dataclass(frozen=True)
 class FixedScaling(Record):
-    """A centre and a scale that the study gives: the model sees (value - centre) / scale."""
+    """A centre and a scale that the study gives: the model computes with (value - centre) / scale."""
 
     centre: float
     scale: float
 
 
 class Unreadable(Exception):
-    """A cell is not what the study says; the message says what it should be, without its value."""
+    """A cell does not match its column's type. The message says what is expected and does not quote the value."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedColumn:
     """A column as numbers.
 
     Attributes:
@@ -68,27 +69,49 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Record, abc.ABC):
-    """What the study says about one column.
+    """What the study declares about one column.
 
     Attributes:
+        type_name: the name of its type in a study file.
+        dtype: of its values.
+        is_numeric: whether a formula may compute with it and whether it may be scaled.
+        formula_problem: why no formula can use it, or None.
         name: in the header of every client's file.
         unit: for people.
         missing: what to do about missing values.
-        missing_codes: cells that mean a missing value, beside the empty one and its like.
+        missing_codes: cells that mean a missing value, beside the empty cell and the usual codes.
     """
 
+    type_name: ClassVar[str]
     dtype: ClassVar[type] = float
+    is_numeric: ClassVar[bool] = False
+    formula_problem: ClassVar[str | None] = None
     name: str
     unit: str = ""
     missing: Missing = Missing.REFUSE
     missing_codes: tuple[str, ...] = ()
 
     @abc.abstractmethod
-    def value(self, cell: Any) -> Any:
-        """The cell, which is not missing, as a value of `dtype`; or Unreadable."""
+    def value(self, cell: object) -> float | str:
+        """The cell, which is not missing, as a value of `dtype`. Raises Unreadable."""
 
-    def read(self, cells: Sequence[Any]) -> Reading:
-        """All cells."""
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The smallest and the largest value, if the study declares them."""
+        return None
+
+    @property
+    def scaling_rule(self) -> FixedScaling | ScalingRule | None:
+        """The column's own rule for scaling; None follows the study's rule."""
+        return None
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels of a category, the reference first; empty for other types."""
+        return ()
+
+    def parse(self, cells: Sequence[object]) -> ParsedColumn:
+        """All cells as values."""
         values, missing = np.zeros(len(cells), self.dtype), np.zeros(len(cells), bool)
         bad: dict[str, list[int]] = {}
         for i, cell in enumerate(cells):
@@ -99,65 +122,105 @@ class Column(Record, abc.ABC):
                 values[i] = self.value(cell)
             except Unreadable as problem:
                 bad.setdefault(str(problem), []).append(i)
-        return Reading(values, missing, bad)
+        return ParsedColumn(values, missing, bad)
 
-    def is_missing(self, cell: Any) -> bool:
+    def is_missing(self, cell: object) -> bool:
         """Whether the cell holds no value."""
         if cell is None or type(cell).__name__ in ("NAType", "NaTType"):  # those of pandas, which is optional
             return True
-        if isinstance(cell, float) and math.isnan(cell):
-            return True
+        match cell:
+            case float() if math.isnan(cell):
+                return True
         text = as_text(cell).strip()
         return text.lower() in MISSING_TEXT or text in self.missing_codes
 
+    def check(self) -> None:
+        """Raise StudyError if the fields, which may come from a file, contradict each other."""
+        if self.missing not in list(Missing):
+            raise StudyError(f"column '{self.name}' is not valid: {self.missing!r} is not a rule for missing values")
 
-def as_text(cell: Any) -> str:
+
+def as_text(cell: object) -> str:
     """A cell as a CSV file would have it: whole numbers without a decimal point."""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+    match cell:
+        case float() if cell.is_integer():
+            return str(int(cell))
+        case _:
+            return str(cell)
 
 
-def is_date(cell: Any) -> bool:
-    """Whether it is a date, a time, a duration, or the text of a date as ISO 8601 has it."""
-    if isinstance(cell, str):
-        return DATE.fullmatch(cell.strip()) is not None
-    return isinstance(cell, (datetime.date, datetime.time, datetime.timedelta))
+def is_date(cell: object) -> bool:
+    """Whether it is a date, a time, a duration, or the text of a date as in ISO 8601."""
+    match cell:
+        case str():
+            return DATE.fullmatch(cell.strip()) is not None
+        case datetime.date() | datetime.time() | datetime.timedelta():
+            return True
+        case _:
+            return False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number(Column):
-    """A real number.
+class Numeric(Column):
+    """A number.
 
     Attributes:
-        range: the smallest and the largest value that is believed, or None.
-        scaling: of a predictor; None as the whole study does.
+        range: the smallest and the largest value that is accepted, or None.
+        scaling: the column's own rule; None follows the study's rule.
     """
 
+    is_numeric: ClassVar[bool] = True
     range: tuple[float, float] | None = None
     scaling: FixedScaling | ScalingRule | None = None
 
-    def value(self, cell: Any) -> float:
-        return _in_range(_number(cell), self.range)
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        return self.range
+
+    @property
+    def scaling_rule(self) -> FixedScaling | ScalingRule | None:
+        return self.scaling
+
+    def _in_range(self, number: float) -> float:
+        if self.range is not None and not self.range[0] <= number <= self.range[1]:
+            raise Unreadable(f"outside the agreed range {self.range[0]:g} to {self.range[1]:g}")
+        return number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Integer(Column):
-    """A whole number; attributes as those of `Number`."""
+class Number(Numeric):
+    """A real number."""
 
-    range: tuple[float, float] | None = None
-    scaling: FixedScaling | ScalingRule | None = None
+    type_name: ClassVar[str] = "number"
 
-    def value(self, cell: Any) -> float:
+    def value(self, cell: object) -> float:
+        return self._in_range(_number(cell))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integer(Numeric):
+    """A whole number."""
+
+    type_name: ClassVar[str] = "integer"
+
+    def value(self, cell: object) -> float:
         number = _number(cell)
         if not number.is_integer():
             raise Unreadable("not a whole number")
-        return _in_range(number, self.range)
+        return self._in_range(number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boolean(Column):
     """True or false, as 1 or 0."""
 
-    def value(self, cell: Any) -> float:
+    type_name: ClassVar[str] = "boolean"
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        return 0.0, 1.0
+
+    def value(self, cell: object) -> float:
         text = as_text(cell).strip().lower()
         if text in TRUE_TEXT | FALSE_TEXT:
             return float(text in TRUE_TEXT)
@@ -166,85 +229,80 @@ class Boolean(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class Category(Column):
-    """One of the agreed levels, as its place among `ordered`.
+    """One of the agreed levels, as its position in `level_names`.
 
     Attributes:
-        levels: all that there are, whether a site has them or not.
+        levels: all levels of the study, whether or not a site has them.
         reference: the level that the others are compared with.
     """
 
+    type_name: ClassVar[str] = "category"
     dtype: ClassVar[type] = int
     levels: tuple[str, ...]
     reference: str
 
     @property
-    def ordered(self) -> tuple[str, ...]:
+    def level_names(self) -> tuple[str, ...]:
         """The levels, the reference first, that of missing values last."""
         others = tuple(level for level in self.levels if level != self.reference)
         return (self.reference, *others, *([MISSING_LEVEL] if self.missing == Missing.LEVEL else []))
 
-    def is_missing(self, cell: Any) -> bool:
-        return as_text(cell) not in self.levels and super().is_missing(cell)
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {level: i for i, level in enumerate(self.level_names) if level in self.levels}
 
-    def value(self, cell: Any) -> int:
+    def is_missing(self, cell: object) -> bool:
+        return as_text(cell) not in self._positions and super().is_missing(cell)
+
+    def value(self, cell: object) -> int:
         text = as_text(cell)
-        if text in self.levels:
-            return self.ordered.index(text)
+        if text in self._positions:
+            return self._positions[text]
         near = difflib.get_close_matches(text.strip().lower(), [level.lower() for level in self.levels], 1, 0.75)
         meant = next((level for level in self.levels if near and level.lower() == near[0]), None)
-        hint = "" if meant is None else f" (is {meant!r} meant?)"
+        hint = "" if meant is None else f" (did you mean {meant!r}?)"
         hint = f" (it is a date; {DATE_REMEDY})" if is_date(cell) else hint
         raise Unreadable(f"not one of the agreed levels{hint}")
 
-    def read(self, cells: Sequence[Any]) -> Reading:
-        reading = super().read(cells)
+    def parse(self, cells: Sequence[object]) -> ParsedColumn:
+        parsed = super().parse(cells)
         if self.missing != Missing.LEVEL:
-            return reading
-        values = np.where(reading.missing, len(self.ordered) - 1, reading.values)
-        return Reading(values, np.zeros_like(reading.missing), reading.bad)
+            return parsed
+        values = np.where(parsed.missing, len(self.level_names) - 1, parsed.values)
+        return ParsedColumn(values, np.zeros_like(parsed.missing), parsed.bad)
+
+    def check(self) -> None:
+        super().check()
+        if self.reference not in self.levels:
+            raise StudyError(f"column '{self.name}' is not valid: its reference is not one of its levels")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Column):
-    """Any text, such as the label of a unit: for the user's own models, which keep it at home."""
+    """A text, such as the label of a unit. For models of your own; texts are not sent."""
 
+    type_name: ClassVar[str] = "text"
     dtype: ClassVar[type] = object
+    formula_problem: ClassVar[str | None] = f"is text; declare it as a category, or if it is a date, {DATE_REMEDY}"
 
-    def value(self, cell: Any) -> str:
+    def value(self, cell: object) -> str:
         return as_text(cell)
 
 
-def _number(cell: Any) -> float:
+def _number(cell: object) -> float:
     try:
-        number = float(str(cell).replace("_", "?") if isinstance(cell, str) else cell)  # 1_000 is Python's alone
-    except (TypeError, ValueError):
+        match cell:
+            case str():
+                number = float(cell.replace("_", "?"))  # only Python reads 1_000 as a number
+            case SupportsFloat():
+                number = float(cell)
+            case _:
+                raise ValueError
+    except ValueError:
         if is_date(cell):
-            raise Unreadable(f"a date, and not a number; {DATE_REMEDY}") from None
-        comma = isinstance(cell, str) and cell.strip().replace(",", "").lstrip("+-").isdigit()
+            raise Unreadable(f"a date, not a number; {DATE_REMEDY}") from None
+        comma = str(cell).strip().replace(",", "").lstrip("+-").isdigit()
         raise Unreadable("not a number" + (" (write a decimal point, not a comma)" if comma else "")) from None
     if not math.isfinite(number):
         raise Unreadable("not a finite number")
     return number
-
-
-def _in_range(number: float, allowed: tuple[float, float] | None) -> float:
-    if allowed is not None and not allowed[0] <= number <= allowed[1]:
-        raise Unreadable(f"outside of the agreed range {allowed[0]:g} to {allowed[1]:g}")
-    return number
-
-
-def check_column(column: Any) -> None:
-    """Raise StudyError where the fields of a column, which may come from a file, are not what they should be."""
-    fits = isinstance(column, Column) and isinstance(column.name, str) and column.missing in list(Missing)
-    fits = fits and _is_texts(column.missing_codes)
-    if fits and isinstance(column, Category):
-        fits = _is_texts(column.levels) and column.reference in column.levels
-    if fits and isinstance(column, (Number, Integer)) and column.range is not None:
-        ends = column.range
-        fits = isinstance(ends, tuple) and len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
-    if not fits:
-        raise StudyError(f"the column {getattr(column, 'name', column)!r} is not described as a study would")
-
-
-def _is_texts(values: Any) -> bool:
-    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)

@@ -1,7 +1,7 @@
 """From columns to the matrix of a formula.
 
-The columns of the matrix follow from the study alone: every agreed level has its own, and no row of anybody is looked
-at. So all sites have the same columns, whatever their rows happen to hold.
+The columns of the matrix follow from the study alone: every agreed level has its own, and no data are used. So all
+sites have the same columns, whatever their rows contain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from cavity.study.coding import Block, Coded, blocks
-from cavity.study.columns import DATE_REMEDY, Category, Column, Text
+from cavity.study.columns import Column
 from cavity.study.formula import parse_formula
 from cavity.study.formula.expressions import compute
 
@@ -40,11 +40,11 @@ class Design:
 
     @property
     def intercept(self) -> bool:
-        """Whether the formula has one."""
+        """Whether the formula has an intercept."""
         return parse_formula(self.formula).intercept
 
     def matrix(self, values: Mapping[str, np.ndarray], num_rows: int) -> Float[np.ndarray, "n p"]:
-        """The rows of the matrix; not finite where a function is not, as the logarithm of zero is not."""
+        """The rows of the matrix; not finite where a function is not, such as the logarithm of zero."""
         with np.errstate(all="ignore"):
             found = [_columns(block, values, num_rows) for block in _layout(self)[0]]
         return np.concatenate([np.zeros((num_rows, 0)), *found], axis=1)
@@ -71,35 +71,37 @@ def _layout(design: Design) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     formula = parse_formula(design.formula)
     columns = {column.name: column for column in design.columns}
     if lacking := [name for name in formula.predictors if name not in columns]:
-        raise formula.refusal(lacking[0], f"nothing is agreed about the column '{lacking[0]}'")
+        raise formula.refusal(lacking[0], f"the column '{lacking[0]}' is not declared")
     for name in formula.predictors:
         if name == INTERCEPT:
             raise formula.refusal(name, f"a column cannot be called '{INTERCEPT}'; rename it")
-        if isinstance(columns[name], Text):
-            raise formula.refusal(
-                name, f"the column '{name}' is text; declare it as a category, or if it is a date, {DATE_REMEDY}"
-            )
-        if isinstance(columns[name], Category) and name in formula.computed:
+        if (problem := columns[name].formula_problem) is not None:
+            raise formula.refusal(name, f"the column '{name}' {problem}")
+        if columns[name].level_names and name in formula.computed:
             raise formula.refusal(name, f"it computes with '{name}', which is a category and not a number")
     if not formula.terms and not formula.intercept:
-        raise formula.refusal_at(len(formula.text), "it has no predictors")
-    found = blocks(formula, {name: column for name, column in columns.items() if isinstance(column, Category)})
+        raise formula.refusal_at(len(formula.text), "the formula has no predictors")
+    found = blocks(formula, {name: column.level_names for name, column in columns.items() if column.level_names})
     names: dict[str, None] = {}
     for block in found:
         for name in block.names:
             if name in names:
-                raise formula.refusal_at(block.at, f"it has two coefficients {name!r}; rename a column or a level")
+                raise formula.refusal_at(block.at, f"two coefficients are called {name!r}; rename a column or a level")
             names[name] = None
     return found, tuple(names)
 
 
 def template(columns: Sequence[Column], num_rows: int) -> dict[str, np.ndarray]:
-    """Rows of nobody: numbers between 1 and 2, levels drawn at random, and each of them at least once."""
+    """Random rows: numbers between 1 and 2, and levels, each of them at least once.
+
+    Args:
+        columns: of the predictors.
+        num_rows: the least number of rows.
+    """
     rng = np.random.default_rng(0)
     values = {}
     for column in columns:
-        if isinstance(column, Category):
-            size = len(column.ordered)
+        if size := len(column.level_names):
             drawn = rng.integers(size, size=max(num_rows, 4 * size))
             values[column.name] = np.concatenate([np.arange(size), drawn])
         else:

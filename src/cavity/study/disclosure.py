@@ -1,9 +1,8 @@
-"""What would leave a site, before anything does: names, shapes and sizes, and no value."""
+"""What a client would send, before it sends anything: names, shapes and sizes, and no values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,14 +16,14 @@ from cavity.study.schema import Study
 
 
 @dataclass(frozen=True)
-class Shipment:
+class Disclosure:
     """One kind of message.
 
     Attributes:
         when: "once" or "each round".
         what: the numbers in it, by name and shape.
         num_numbers: how many.
-        num_bytes: of these numbers, headers apart.
+        num_bytes: of these numbers, without headers.
     """
 
     when: str
@@ -36,31 +35,27 @@ class Shipment:
         return f"{self.when}: {self.what} ({self.num_numbers} numbers, {self.num_bytes} bytes)"
 
 
-def shipments(study: Study) -> list[Shipment]:
+def disclosures(study: Study) -> list[Disclosure]:
     """Everything that a client of this study sends."""
     found = []
     if columns := study.federated_columns:
         count = 1 + 2 * len(columns)
-        found.append(Shipment("once", f"n, sum and sum of squares of {', '.join(columns)}", count, 8 * count))
+        found.append(Disclosure("once", f"n, sum and sum of squares of {', '.join(columns)}", count, 8 * count))
     algorithm = study_algorithm(study, Scaling())
     if study.scales_design:
-        names = algorithm.model.features
+        names = study.design_names
         count = 1 + 2 * len(names)
         what = f"n, sum and sum of squares of the columns of the formula's matrix: {', '.join(names)}"
-        found.append(Shipment("once", what, count, 8 * count))
-    report = Report(*np.zeros(4))
+        found.append(Disclosure("once", what, count, 8 * count))
+    report = Report(0.0, 0.0, 0, True)
     arrays = [
-        f"{_name(path)} {list(np.shape(leaf))}"
+        f"{jax.tree_util.keystr(path).lstrip('.')} {list(np.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_flatten_with_path(algorithm.prior)[0]
     ]
-    what = "the change of the globals" if isinstance(algorithm.model, LatentModel) else "the change of the own factor"
+    what = "the change of the globals" if isinstance(algorithm.model, LatentModel) else "the change of its factor"
     sent = (algorithm.prior, report)
     sizes = [np.size(leaf) for leaf in jax.tree.leaves(algorithm.prior)]
     text = f"{what}, {len(arrays)} arrays ({' + '.join(map(str, sizes))} numbers): {', '.join(arrays)}; and 4 numbers "
-    text += "about the solve (residual, free energy, steps, converged)"
-    found.append(Shipment("each round", text, sum(sizes) + 4, serialization.num_bytes(sent)))
+    text += "about the solve (gap, free energy, steps, converged)"
+    found.append(Disclosure("each round", text, sum(sizes) + 4, serialization.num_bytes(sent)))
     return found
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path).lstrip(".")

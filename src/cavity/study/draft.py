@@ -1,6 +1,6 @@
-"""The first draft of a study file, from the columns of one site's CSV: types, and no value of the data.
+"""The first draft of a study file, from the columns of one site's CSV file: types, and no values of the data.
 
-Levels are values, so they are left to be filled in, unless the owner of the file says that they may be written.
+Levels are values, so they are left to be filled in, unless the owner of the file allows them to be written.
 """
 
 from __future__ import annotations
@@ -10,45 +10,44 @@ import re
 from collections.abc import Sequence
 
 from cavity.errors import DataError
-from cavity.study.columns import DATE_REMEDY, Boolean, Category, Column, Integer, Number, Text
+from cavity.study.columns import DATE_REMEDY, Category, Column, Integer, Text
+from cavity.study.families import Family, families
 from cavity.study.guessing import guess_from_text, holds_dates, seen_levels
 from cavity.study.line_numbers import spelled
-from cavity.study.priors import SLOPE_SCALE, intercept_scale
 from cavity.study.table import Table
 
 MOST_LEVELS = 20  # different texts; a column with more is an identifier or free text
 
 HEAD = """\
-# A study: all that the parties agree on. Everybody needs the same file; `cavity study check` tells what is still open.
-# What is not given has its default. All keys are described in docs/study-file.md.
+# A study: everything that the sites agree on. All sites need the same file. `cavity study check` lists what is missing.
+# Keys that are left out have their defaults. docs/study-file.md describes all keys.
 
 name = {name}
-id = {id}  # programs keep what belongs to this study under it
-clients = {clients}  # {fill_in}the names of all parties
-min_rows = 10  # a client with fewer rows is refused: what it sends would nearly give them away
+id = {id}  # for programs: a site stores its state under this name
+clients = {clients}  # {fill_in}the names of all sites
+min_rows = 10  # a client with fewer rows is refused: what it sends would nearly reveal them
 scaling = "federated"  # before the first round clients send n, sum and sum of squares of columns; or "none"
 
 [model]
-kind = {kind}  # logistic, linear, softmax or poisson
+family = {family}  # {families}
 formula = {formula}  # R-style; `a * b` for interactions, `0 +` for no intercept
 """
-NOISE = "# noise_sd = 1.0  # if it is known; without it the noise is estimated\n"
 TAIL = """
-[prior]  # normal; of the coefficients of scaled columns{outcome}, and fixed when the study starts
+[prior]  # normal, on the coefficients of scaled columns{outcome}; fixed when the study starts
 scale = {scale}  # the standard deviation for every slope{units}
 intercept_scale = {intercept}  # of the value at the means of all columns
 
 [algorithm]
 method = "pvi"  # or fedgvi, with a robust loss
-family = "full"  # or diagonal, for very many coefficients
+covariance = "full"  # of the posterior; or diagonal, for very many coefficients
 
 [run]
 schedule = "synchronous"  # sequential, asynchronous, {{ sampled-count = 2 }}, ...
-rounds = 100  # at the latest
-tolerance = 1e-6  # nats by which a client's data may still pull
-seed = 0
+rounds = 100  # maximum number of rounds
+tolerance = 1e-6  # convergence tolerance, in nats
+seed = 0  # random seed
 """
-OUTCOME = " and a scaled outcome"
+OUTCOME = " and of a scaled outcome"
 UNITS = ": 2.5 sd(outcome) / sd(column)"
 
 
@@ -58,23 +57,26 @@ def draft_study(
     """The text of a `study.toml`.
 
     Args:
-        table: one site's rows; its header and the types of its cells are looked at.
+        table: one site's rows; only its header and the types of its cells are used.
         name: of the study, for people.
         study_id: for programs.
-        outcome: the column to be explained; all others, but for identifiers, explain it.
+        outcome: the column to be explained. All others explain it, except identifiers and dates.
         clients: if they are known.
         with_levels: write the levels that this table has; they are values of its data.
+
+    Returns:
+        The text, with comments.
+
+    Raises:
+        DataError: the outcome is not a column, or holds dates.
     """
     if outcome not in table.columns:
-        raise DataError(f"there is no column {outcome!r}; the header has {', '.join(table.columns)}")
-    columns = {
-        column: guess_from_text(column, cells, most_levels=MOST_LEVELS) for column, cells in table.columns.items()
-    }
+        raise DataError(f"column {outcome!r} not found; the header has {', '.join(table.columns)}")
+    columns = guess_columns(table)
     if holds_dates(table.columns[outcome]):
         raise DataError(f"the outcome {outcome!r} holds dates: {DATE_REMEDY}")
-    binary = len(seen_levels(table.columns[outcome])) <= 2
-    kind = _kind(columns[outcome], binary=binary)
-    predictors = [name for name, column in columns.items() if name != outcome and not isinstance(column, Text)]
+    family = _family(columns[outcome], len(seen_levels(table.columns[outcome])))
+    predictors = [name for name, column in columns.items() if name != outcome and column.formula_problem is None]
     formula = f"{_quoted(outcome)} ~ {' + '.join(map(_quoted, predictors)) or '1'}"
     blocks = [
         HEAD.format(
@@ -82,45 +84,56 @@ def draft_study(
             id=_text(study_id),
             clients=_texts(clients),
             fill_in="" if clients else "FILL IN: ",
-            kind=_text(kind),
+            family=_text(family.name),
+            families=", ".join(other.name for other in families()),
             formula=_text(formula),
         )
-        + (NOISE if kind == "linear" else "")
+        + family.draft_model
     ]
     for column_name, column in columns.items():
         levels = seen_levels(table.columns[column_name]) if with_levels else ()
         dates = holds_dates(table.columns[column_name])
-        blocks.append(_block(column, levels, is_count=kind == "poisson" and column_name == outcome, dates=dates))
-    linear = kind == "linear"
-    tail = {"scale": SLOPE_SCALE, "intercept": intercept_scale(kind)}
-    return "\n".join(blocks) + TAIL.format(**tail, outcome=OUTCOME if linear else "", units=UNITS if linear else "")
+        outcome_range = family.draft_range if column_name == outcome else None
+        blocks.append(_block(column, levels, outcome_range, dates=dates))
+    scaled = family.scales_outcome
+    return "\n".join(blocks) + TAIL.format(
+        scale=family.slope_scale,
+        intercept=family.intercept_scale,
+        outcome=OUTCOME if scaled else "",
+        units=UNITS if scaled else "",
+    )
 
 
-def _kind(outcome: Column, *, binary: bool) -> str:
-    if isinstance(outcome, Boolean) or (isinstance(outcome, (Category, Text)) and binary):
-        return "logistic"
-    if isinstance(outcome, (Category, Text)):
-        return "softmax"
-    return "poisson" if isinstance(outcome, Integer) else "linear"
+def guess_columns(table: Table) -> dict[str, Column]:
+    """The type of every column, from its cells."""
+    return {name: guess_from_text(name, cells, most_levels=MOST_LEVELS) for name, cells in table.columns.items()}
 
 
-def _block(column: Column, levels: Sequence[str], *, is_count: bool, dates: bool) -> str:
-    lines = [f"[columns.{spelled([column.name])}]"]
-    if isinstance(column, Text):
-        what = f"dates: to use them, {DATE_REMEDY}" if dates else "an identifier or free text"
-        lines += [f'type = "text"  # {what}; it is not in the formula, and not read']
-        return "\n".join(lines) + "\n"
-    lines.append(f"type = {_text(type(column).__name__.lower())}")
-    if isinstance(column, Category):
-        fill_in = "" if levels else "FILL IN: "
-        lines.append(f"levels = {_texts(levels)}  # {fill_in}all that any client may have, the reference first")
-    if isinstance(column, (Number, Integer)):
+def _family(outcome: Column, num_levels: int) -> type[Family]:
+    for family in families():
+        if family.recognises(outcome, num_levels):
+            return family
+    raise DataError(f"no family takes an outcome like column {outcome.name!r}; choose another outcome")
+
+
+def _block(column: Column, levels: Sequence[str], outcome_range: str | None, *, dates: bool) -> str:
+    lines = [f"[columns.{spelled([column.name])}]", f"type = {_text(column.type_name)}"]
+    choices = '"drop" drops the row'
+    match column:
+        case Text():
+            what = f"dates: to use them, {DATE_REMEDY}" if dates else "an identifier or free text"
+            lines[1] += f"  # {what}; not in the formula, and ignored"
+            return "\n".join(lines) + "\n"
+        case Category():
+            fill_in = "" if levels else "FILL IN: "
+            lines.append(f"levels = {_texts(levels)}  # {fill_in}all that any client may have, the reference first")
+            choices += ', "level" makes it a level'
+        case Integer() if outcome_range is None:
+            lines[1] += "  # or category with its levels, if the numbers are codes"
+    if column.is_numeric:
         lines.append('# unit = "years"')
-        lines.append("range = [0, inf]  # counts" if is_count else "# range = [0, 120]  # what is outside is an error")
+        lines.append(outcome_range or "# range = [0, 120]  # values outside are errors")
         lines.append('# scaling = { centre = 50.0, scale = 10.0 }  # or "none", "federated"')
-    if isinstance(column, Integer) and not is_count:
-        lines[1] += "  # or category with its levels, if the numbers are codes"
-    choices = '"drop" leaves the row out' + (', "level" makes it one' if isinstance(column, Category) else "")
     lines.append(f'missing = "refuse"  # {choices}')
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,10 @@
-"""From a table to the numbers of a regression by formula, and its coefficients back to the units of the table."""
+"""From a table to the numbers of a regression by formula, and from its coefficients back to the units of the table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -13,7 +12,7 @@ from jaxtyping import Float
 
 from cavity.core import Encoding
 from cavity.errors import StudyError
-from cavity.study.columns import Column, check_column
+from cavity.study.columns import Column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
@@ -22,7 +21,7 @@ from cavity.study.scaling import ScaledColumn, Scaling
 from cavity.study.table import as_table
 
 UNITS = (1.0, 10.0, 100.0, 1e4, 0.1, 0.01, -1.0)
-ROUNDING = 1e-11  # relative: what is below this, in a solution of linear equations, is zero
+ROUNDING = 1e-11  # relative: smaller numbers in a solution of linear equations are zero
 
 
 class FormulaEncoding(Encoding):
@@ -30,8 +29,8 @@ class FormulaEncoding(Encoding):
 
     Attributes:
         formula: such as `outcome ~ rx * age`.
-        columns: what is agreed about its columns, the outcome's first.
-        scaling: centre and scale of some predictors.
+        columns: what is agreed about its columns, those of the outcome first.
+        scaling: centre and scale of what is scaled.
     """
 
     formula: str = eqx.field(static=True)
@@ -42,16 +41,14 @@ class FormulaEncoding(Encoding):
         self.check()
 
     def check(self) -> None:
-        if not isinstance(self.formula, str) or not isinstance(self.columns, tuple):
-            raise StudyError("a formula is a text, with a tuple of columns")
         for column in self.columns:
-            check_column(column)
+            column.check()
         names = [column.name for column in self.columns]
-        expected = [self.parsed.outcome, *self.parsed.predictors]
-        if names[:1] != expected[:1] or sorted(names) != sorted(expected):
-            raise StudyError(f"the formula uses the columns {', '.join(expected)}, and it has {', '.join(names)}")
+        expected, num_outcomes = list(self.parsed.columns), len(self.parsed.outcomes)
+        if names[:num_outcomes] != expected[:num_outcomes] or sorted(names) != sorted(expected):
+            raise StudyError(f"the formula uses the columns {', '.join(expected)}, but it has {', '.join(names)}")
         _check_scaling(self.scaling)
-        _ = self.design.names  # it raises where they are too many, or the same
+        _ = self.design.names  # raises if there are too many, or two are the same
         both = sorted(set(self.parsed.transformed) & set(self.scaling.names))
         if both:
             raise StudyError(
@@ -61,21 +58,49 @@ class FormulaEncoding(Encoding):
 
     @property
     def parsed(self) -> Formula:
-        """What the formula asks for."""
+        """The parsed formula."""
         return parse_formula(self.formula)
+
+    @property
+    def outcome(self) -> tuple[Column, ...]:
+        """The columns on the left of the formula."""
+        return self.columns[: len(self.parsed.outcomes)]
 
     @property
     def design(self) -> Design:
         """The matrix of the predictors."""
-        return Design(self.formula, self.columns[1:])
+        return Design(self.formula, self.columns[len(self.parsed.outcomes) :])
 
-    def read(self, table: Any, *, with_outcome: bool = True, may_drop: bool = True) -> Rows:
-        """The rows of a table with all that is wrong with them."""
-        columns = self.columns if with_outcome else self.columns[1:]
+    def read(self, table: object, *, with_outcome: bool = True, may_drop: bool = True) -> Rows:
+        """The rows of a table, with everything that is wrong with them.
+
+        Args:
+            table: a `Table`, a data frame or a dict of columns.
+            with_outcome: whether the outcome is read too.
+            may_drop: whether rows with missing values may be dropped.
+        """
+        columns = self.columns if with_outcome else self.design.columns
         return read_rows(columns, as_table(table), may_drop=may_drop)
 
+    def encoded(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, np.ndarray]:
+        """Features and outcomes of rows that were read. Raises DataError.
+
+        Args:
+            rows: of a client.
+            counted_as: what the numbers of the rows count, for messages.
+
+        Returns:
+            x [n, p] and y [n], or y [n, k] for an outcome of k columns.
+        """
+        refuse(rows.findings)
+        x, findings = self.matrix(rows, counted_as)
+        refuse(findings)
+        outcomes = [np.asarray(rows.values[column.name], float) for column in self.outcome]
+        y = outcomes[0] if len(outcomes) == 1 else np.stack(outcomes, axis=1)
+        return x, self.scaling.apply_to_outcome(y)
+
     def matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
-        """X of rows that were read without errors, and where it is not finite."""
+        """X of rows that were read without errors, and findings where it is not finite."""
         x = self.scaling.apply_to_design(self.design.matrix(self.scaling.apply(rows.values), len(rows)))
         findings = []
         for name, column in zip(self.design.names, x.T, strict=True):
@@ -87,15 +112,11 @@ class FormulaEncoding(Encoding):
                 findings.append(Finding(Severity.ERROR, message, None, tuple(bad[:10]), len(bad)))
         return x, tuple(findings)
 
-    def rows(self, table: Any) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, table: object) -> tuple[np.ndarray, np.ndarray]:
         table = as_table(table)
-        rows = self.read(table)
-        refuse(rows.findings)
-        x, findings = self.matrix(rows, table.counted_as)
-        refuse(findings)
-        return x, self.scaling.apply_to_outcome(np.asarray(rows.values[self.columns[0].name], float))
+        return self.encoded(self.read(table), table.counted_as)
 
-    def features(self, table: Any) -> np.ndarray:
+    def features(self, table: object) -> np.ndarray:
         table = as_table(table)
         rows = self.read(table, with_outcome=False, may_drop=False)
         refuse(rows.findings)
@@ -111,7 +132,7 @@ class FormulaEncoding(Encoding):
 
     @property
     def is_reversible(self) -> bool:
-        """Whether coefficients come back to the units of the data."""
+        """Whether coefficients can be reported in the units of the data."""
         return not self.scaling.columns or _to_scaled(self) is not None
 
     @property
@@ -128,16 +149,14 @@ class FormulaEncoding(Encoding):
             what = " and a scaled outcome" if scaling.outcome else ""
             return (f"coefficients are per unit of the data; the prior and fit.posterior are of scaled columns{what}",)
         scaled = "; ".join(f"{c.name} is ({c.name} - {c.centre:.6g}) / {c.scale:.6g}" for c in self.scaling.columns)
-        return (f"coefficients are of scaled columns, since this formula knows no others: {scaled}",)
+        return (
+            f"coefficients are of scaled columns, because this formula cannot be reported in other units: {scaled}",
+        )
 
 
 def _check_scaling(scaling: Scaling) -> None:
-    if not isinstance(scaling, Scaling) or not all(isinstance(p, tuple) for p in (scaling.columns, scaling.design)):
-        raise StudyError("the scaling of a formula's columns is not one")
     for column in scaling.all_columns:
-        fits = isinstance(column, ScaledColumn) and isinstance(column.name, str)
-        fits = fits and isinstance(column.centre, float) and isinstance(column.scale, float)
-        if not fits or not math.isfinite(column.centre) or not 0 < column.scale < math.inf:
+        if not math.isfinite(column.centre) or not 0 < column.scale < math.inf:
             raise StudyError("a column is scaled by a finite centre and a positive scale")
 
 
@@ -145,9 +164,8 @@ def _check_scaling(scaling: Scaling) -> None:
 def _to_scaled(encoding: FormulaEncoding) -> np.ndarray | None:
     """B with X = Z B, X being the matrix of the raw columns and Z that of the scaled ones, both with their ones.
 
-    Then X reported = Z computed asks for computed = B reported. It is solved for on rows of nobody, and so holds for
-    interactions and powers as it does for main effects. Where X is not spanned by Z (a centred column without an
-    intercept), there is no B.
+    Then X reported = Z computed requires computed = B reported. B is solved for on random rows, so it also holds for
+    interactions and powers. If X is not spanned by Z (a centred column without an intercept), there is no B.
     """
     if not encoding.scaling.columns:
         return None
@@ -155,7 +173,7 @@ def _to_scaled(encoding: FormulaEncoding) -> np.ndarray | None:
     drawn = template(design.columns, 20 * (len(design.names) + 1))
     num_rows = len(next(iter(drawn.values())))
     ones = np.ones((num_rows, int(design.intercept)))
-    for unit in UNITS:  # of columns that are not scaled: a logarithm may need large ones, or small ones
+    for unit in UNITS:  # of columns that are not scaled: a logarithm may need large or small values
         numeric = {name: unit * column for name, column in drawn.items() if column.dtype.kind == "f"}
         around_zero = {name: 3.0 * (drawn[name] - 1.5) for name in encoding.scaling.names}  # as scaled columns are
         scaled = drawn | numeric | around_zero
@@ -173,7 +191,7 @@ def _to_scaled(encoding: FormulaEncoding) -> np.ndarray | None:
 
 
 def _standardised(encoding: FormulaEncoding) -> np.ndarray:
-    """T with Z = S T, S being the matrix of the scaled columns of the matrix Z, each with its ones: z = m + s z'."""
+    """T with Z = S T, where S is Z with its columns scaled, each with its ones: z = m + s z'."""
     matrix = np.diag([1.0] * encoding.design.intercept + [column.scale for column in encoding.scaling.design])
     if encoding.design.intercept:
         matrix[0, 1:] = [column.centre for column in encoding.scaling.design]
@@ -181,9 +199,14 @@ def _standardised(encoding: FormulaEncoding) -> np.ndarray:
 
 
 def is_reversible(formula: str, columns: tuple[Column, ...], names: Sequence[str]) -> bool:
-    """Whether coefficients come back to the units of the data if these columns are centred and scaled.
+    """Whether coefficients can be reported in the units of the data if these columns are centred and scaled.
 
-    Where not (an interaction without its main effects), centred columns are another model.
+    If not (an interaction without its main effects), centring the columns would change the model.
+
+    Args:
+        formula: of the model.
+        columns: all its columns, those of the outcome first.
+        names: of the columns to be scaled.
     """
     anything = Scaling(tuple(ScaledColumn(name, 0.7, 1.3) for name in names))
     return FormulaEncoding(formula, columns, anything).is_reversible

@@ -1,4 +1,4 @@
-"""What a site should know about its data before it joins. Findings quote values: they are for its own eyes."""
+"""What a site should know about its data before it joins. Findings quote values, so they stay at the site."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from cavity.errors import DataError
 
-MOST_SHOWN = 10  # rows of one kind of trouble
+MOST_SHOWN = 10  # rows per finding
 
 
 class Severity(enum.StrEnum):
-    """An error keeps a site out; a warning is to be weighed; a note is told."""
+    """An error prevents a site from joining; a warning should be considered; a note is for information."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -21,14 +21,14 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of trouble, wherever it occurs.
+    """One kind of problem, wherever it occurs.
 
     Attributes:
-        severity: whether it keeps the site out.
+        severity: whether it prevents the site from joining.
         message: what it is and what to do, with the rows and values in question.
-        column: where, if it is about one.
-        rows: the first of them, numbered as the owner of the table counts.
-        num_rows: how many there are in all.
+        column: the column in question, if there is one.
+        rows: the first rows in question, numbered as the owner of the table counts.
+        num_rows: the number of rows in question.
     """
 
     severity: Severity
@@ -42,7 +42,13 @@ class Finding:
 
 
 def listed(rows: Sequence[int], counted_as: str, values: Sequence[str] | None = None) -> str:
-    """The first rows in words, with the values that stand there: `'x' (line 4), 'y' (line 9) and 3 more`."""
+    """The first rows as text, with their values: `'x' (line 4), 'y' (line 9) and 3 more`.
+
+    Args:
+        rows: their numbers.
+        counted_as: "row" or "line".
+        values: the cells in these rows, to be quoted.
+    """
     shown = list(rows[:MOST_SHOWN])
     if values is None:
         noun = counted_as if len(shown) == 1 else f"{counted_as}s"
@@ -54,6 +60,6 @@ def listed(rows: Sequence[int], counted_as: str, values: Sequence[str] | None = 
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Raise a DataError with all errors among the findings, if there are any."""
+    """Raise DataError with all errors among the findings, if there are any."""
     if errors := [str(finding) for finding in findings if finding.severity == Severity.ERROR]:
         raise DataError("; ".join(errors))

@@ -1,30 +1,36 @@
-"""Whether two sites have the same study, and where not.
+"""Whether two sites have the same study, and where the studies differ.
 
-Comments, the order of keys, and whether a default is spelled out do not matter: what is compared is what was read.
+Comments, the order of keys, aliases and whether a default is written out do not matter: what was read is compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from enum import StrEnum
-from typing import Any
 
-from cavity.study.columns import Column
+from cavity.study.columns import Column, FixedScaling
+from cavity.study.families.family import Family
 from cavity.study.line_numbers import spelled
-from cavity.study.schema import Part, Study
+from cavity.study.part import Part
+from cavity.study.priors import PriorChoice
+from cavity.study.schema import AlgorithmChoice, ModelChoice, RunChoice, Study
 
-FORMAT = 2  # to be raised when the meaning of a key changes
+FORMAT = 3  # increase it when the meaning of a key changes
+
+Path = tuple[str, ...]
+RecordWithKeys = Column | Family | PriorChoice | ModelChoice | AlgorithmChoice | RunChoice | FixedScaling
+Value = str | int | float | bool | list[str | float | None]
 
 
-def settings(study: Study) -> dict[str, Any]:
+def settings(study: Study) -> dict[str, Value]:
     """Every key of the study by its path in the file, as values of JSON; sorted."""
-    found: dict[str, Any] = {"format": FORMAT}
+    found: dict[str, Value] = {"format": FORMAT}
     for field in fields(study):
-        if field.compare:  # what a site says for itself is not compared
-            _collect(getattr(study, field.name), (field.name,), found)
+        if field.compare:  # a site's own settings are not compared
+            found |= {spelled(path): value for path, value in _settings(getattr(study, field.name), (field.name,))}
     return dict(sorted(found.items()))
 
 
@@ -33,35 +39,60 @@ def digest(study: Study) -> str:
     return hashlib.sha256(json.dumps(settings(study), ensure_ascii=True).encode()).hexdigest()
 
 
-def differences(ours: Study | Mapping[str, Any], theirs: Study | Mapping[str, Any]) -> list[str]:
+def differences(ours: Study | Mapping[str, Value], theirs: Study | Mapping[str, Value]) -> list[str]:
     """The keys, by their paths, in which two studies (or their settings) differ; none if they are the same."""
     a, b = (settings(study) if isinstance(study, Study) else dict(study) for study in (ours, theirs))
-    return sorted(path for path in a.keys() | b.keys() if _spelled(a, path) != _spelled(b, path))
+    return sorted(path for path in a.keys() | b.keys() if _written(a, path) != _written(b, path))
 
 
-def _spelled(values: Mapping[str, Any], path: str) -> str | None:
+def _written(values: Mapping[str, Value], path: str) -> str | None:
     return json.dumps(values[path]) if path in values else None
 
 
-def _collect(value: Any, path: tuple[str, ...], found: dict[str, Any]) -> None:
-    """Fields of records are keys of tables; what is not there is not compared."""
-    if value is None or value == ():
-        return
-    if isinstance(value, Part):
-        found[spelled(path)] = [value.word, value.number]
-    elif isinstance(value, tuple) and all(isinstance(item, Column) for item in value):
-        for column in value:
-            found[spelled((*path, column.name, "type"))] = type(column).__name__.lower()
-            for field in fields(column):
-                if field.name != "name":
-                    _collect(getattr(column, field.name), (*path, column.name, field.name), found)
-    elif isinstance(value, tuple) and all(isinstance(item, tuple) for item in value):
-        for key, item in value:
-            _collect(item, (*path, key), found)
-    elif is_dataclass(value):
-        for field in fields(value):
-            _collect(getattr(value, field.name), (*path, field.name), found)
-    elif isinstance(value, StrEnum):
-        found[spelled(path)] = value.value
-    else:
-        found[spelled(path)] = list(value) if isinstance(value, tuple) else value
+def _settings(value: object, path: Path) -> Iterator[tuple[Path, Value]]:
+    """Fields of records are keys of tables; what is not set is not compared."""
+    match value:
+        case None | ():
+            return
+        case StrEnum():
+            yield path, value.value
+        case str() | int() | float():
+            yield path, value
+        case Part():
+            yield path, [value.word, value.number]
+        case Family():
+            yield path, value.name
+            yield from _fields(value, path[:-1])
+        case Column():
+            yield (*path, value.name, "type"), value.type_name
+            yield from _fields(value, (*path, value.name), "name")
+        case PriorChoice():
+            yield from _fields(value, path, "extra")
+            yield from _settings(value.extra, path)
+        case ModelChoice() | AlgorithmChoice() | RunChoice() | FixedScaling():
+            yield from _fields(value, path)
+        case tuple():
+            yield from _items(value, path)
+        case _:
+            raise TypeError(f"{spelled(path)} has a {type(value).__name__}, which a study cannot have")
+
+
+def _fields(record: RecordWithKeys, path: Path, *without: str) -> Iterator[tuple[Path, Value]]:
+    for field in fields(record):
+        if field.name not in without:
+            yield from _settings(getattr(record, field.name), (*path, field.name))
+
+
+def _items(items: tuple[object, ...], path: Path) -> Iterator[tuple[Path, Value]]:
+    """A list of plain values is one setting; columns, and pairs of a name and a value, have one setting each."""
+    plain: list[str | float | None] = []
+    for item in items:
+        match item:
+            case Column():
+                yield from _settings(item, path)
+            case (str() as name, value):
+                yield from _settings(value, (*path, name))
+            case str() | int() | float():
+                plain.append(item)
+    if plain:
+        yield path, plain

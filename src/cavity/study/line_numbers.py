@@ -1,16 +1,20 @@
-"""Where in a TOML file a key stands; Python's reader does not say."""
+"""The line of a key in a TOML file, which Python's reader does not give."""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 
 def line_of(text: str, path: Sequence[str]) -> int | None:
-    """The line of a key, or of its table where the key is not there; None where neither is found."""
+    """The line of a key, or of its table if the key is missing; None if neither is found.
+
+    Args:
+        text: of the file.
+        path: the keys that lead to the value.
+    """
     table: tuple[str, ...] = ()
     best = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -34,13 +38,16 @@ def spelled(path: Sequence[str]) -> str:
 
 
 def _path(line: str) -> tuple[str, ...] | None:
-    """The keys that a line of TOML goes down; None if it is no such line."""
+    """The keys that a line of TOML sets; None if it sets none."""
     try:
-        node: Any = tomllib.loads(line)
+        node: object = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
         return None
     path = []
-    while isinstance(node, Mapping) and len(node) == 1:
-        (key, node), *_ = node.items()
-        path.append(key)
-    return tuple(path)
+    while True:
+        match node:
+            case dict() if len(node) == 1:
+                (key, node), *_ = node.items()
+                path.append(str(key))
+            case _:
+                return tuple(path)

@@ -1,118 +1,69 @@
-"""From words to a model: a regression by a formula, or what a function of the user's own returns."""
+"""From a study to its model: a regression by a formula, or the model that a function of the user's own returns."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import os
 import types
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, get_type_hints
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import get_type_hints
 
 from cavity.core import LatentModel, Model
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, StudyError
-from cavity.likelihoods import GaussianUnknownNoise
-from cavity.models.glm.regression import (
-    Regression,
-    gaussian_prior,
-    linear_regression,
-    logistic_regression,
-    poisson_regression,
-    softmax_regression,
-)
 from cavity.study import registry
-from cavity.study.columns import Category
 from cavity.study.encoding import FormulaEncoding
-from cavity.study.priors import LOG_NOISE_SCALE, NOISE_FLOOR
+from cavity.study.families.family import Family
+from cavity.study.priors import PriorChoice
 from cavity.study.scaling import Scaling
-from cavity.study.schema import ModelChoice, PriorChoice, Study
-from cavity.study.validation import outcome_misfit
+from cavity.study.schema import ModelChoice, Study
+from cavity.study.sections import Plain
+from cavity.study.validation import left_side_problem
 
 ALLOW_MODELS = "CAVITY_ALLOW_MODELS"  # in the environment: names of modules, separated by commas or spaces
 
 
-def study_model(study: Study, scaling: Scaling) -> Any:
+def study_model(study: Study, scaling: Scaling) -> Model | LatentModel:
     """The model that all clients fit.
 
     Args:
         study: what was agreed.
-        scaling: of its predictors, as `study_scaling` gives it.
+        scaling: of its columns, as `study_scaling` gives it.
     """
     if study.model.function is not None:
         check_allowed(study)
         return own_model(study.model.function, dict(study.model.arguments))
     assert study.model.formula is not None
-    assert study.model.kind is not None
+    assert study.model.family is not None
     assert study.prior is not None
     encoding = FormulaEncoding(study.model.formula, study.used_columns, scaling)
-    family = registry.FAMILIES[study.algorithm.family or "full"]
-    return regression_model(study.model.kind, encoding, study.prior, family=family, noise_sd=study.model.noise_sd)
+    covariance = registry.COVARIANCES[study.algorithm.covariance or "full"]
+    return formula_model(study.model.family, encoding, study.prior, covariance)
 
 
-def regression_model(
-    kind: str, encoding: FormulaEncoding, prior: PriorChoice, *, family: type[Gaussian] | None, noise_sd: float | None
-) -> Regression:
-    """A regression whose features, levels and outcomes have the names of the formula and the columns."""
-    outcome, design = encoding.columns[0], encoding.design
-    if problem := outcome_misfit(kind, outcome):
-        raise StudyError(f"column '{outcome.name}': {problem}")
-    outputs: tuple[str, ...] = ("",)
-    constant: tuple[bool, ...] = (False,)
-    if kind == "softmax":
-        assert isinstance(outcome, Category)
-        outputs, constant = outcome.ordered[1:], (False,) * (len(outcome.ordered) - 1)
-    if kind == "linear" and noise_sd is None:
-        outputs, constant = ("", "log_noise_sd"), (False, True)
-    block = _prior_scales(kind, encoding, prior)
-    every = np.concatenate(
-        [[prior.log_noise_scale or LOG_NOISE_SCALE] if is_constant else block for is_constant in constant]
-    )
-    options: dict[str, Any] = {"prior": gaussian_prior(len(every), every, family), "intercept": design.intercept}
-    if kind == "logistic":
-        model = logistic_regression(design.names, **options)
-    elif kind == "poisson":
-        model = poisson_regression(design.names, **options)
-    elif kind == "softmax":
-        model = softmax_regression(design.names, len(outputs) + 1, **options)
-    else:
-        _, unit = encoding.outcome_units
-        model = linear_regression(design.names, noise_sd=None if noise_sd is None else noise_sd / unit, **options)
-        model = replace(model, log_outcome_scale=math.log(unit))
-        if noise_sd is None and encoding.scaling.outcome is not None:
-            # without an intercept the outcome is in units of its size, which may be many times its spread
-            floor = NOISE_FLOOR if design.intercept else NOISE_FLOOR / 100
-            model = replace(model, likelihood=GaussianUnknownNoise(floor))
-    return replace(model, outputs=outputs, constant=constant, encoding=encoding)
+def formula_model(
+    family: Family, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None
+) -> Model:
+    """The model of a family for the formula and columns of an encoding. Raises StudyError.
 
-
-def _prior_scales(kind: str, encoding: FormulaEncoding, prior: PriorChoice) -> list[float]:
-    """Of the intercept and the slopes, for the columns that the model computes with.
-
-    These are the columns of the formula's matrix over their standard deviations. The scale of a slope is per standard
-    deviation in linear regression; elsewhere, and for single coefficients, it is per unit of the matrix's column.
+    Args:
+        family: of the outcome.
+        encoding: from a table to features and outcomes.
+        prior: of the parameters.
+        covariance: the form of the Gaussian posterior; None chooses by the number of coefficients.
     """
-    design = encoding.design
-    scales = dict(prior.scales)
-    if unknown := sorted(scales.keys() - set(design.names)):
-        raise StudyError(f"there is no coefficient {unknown[0]!r} to have a prior; there are {', '.join(design.names)}")
-    units = {column.name: column.scale for column in encoding.scaling.design}
-    slopes = []
-    for name in design.names:
-        unit = units.get(name, 1.0)
-        common = prior.scale if kind == "linear" else prior.scale * unit
-        slopes.append(scales[name] * unit if name in scales else common)
-    return [prior.intercept_scale, *slopes] if design.intercept else slopes
+    if problem := left_side_problem(family, encoding.parsed):
+        raise StudyError(problem)
+    if problem := family.outcome_problem(encoding.outcome):
+        raise StudyError(f"column '{encoding.outcome[0].name}': {problem}")
+    return family.model(encoding, prior, covariance)
 
 
 def check_allowed(study: Study) -> None:
-    """Raise StudyError unless this site allows the module of a study's own model, if it has one, by exactly that name.
+    """Raise StudyError if the study has a model of its own whose module this site does not allow by exactly that name.
 
-    A module that is imported runs, and a study file comes from others. So nothing is imported before.
+    Importing a module runs it, and a study file comes from others. So nothing is imported before this check.
     """
     if study.model.function is None:
         return
@@ -126,50 +77,54 @@ def check_allowed(study: Study) -> None:
         )
 
 
-def own_model(function: str, arguments: Mapping[str, Any]) -> Any:
-    """What `module:function`, which must be installed and allowed here, returns for these arguments."""
+def own_model(function: str, arguments: Mapping[str, Plain]) -> Model | LatentModel:
+    """The model that `module:function` returns for these arguments. It must be installed and allowed here."""
     module_name, _, name = function.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise StudyError(
-            f"model.function: there is no module {error.name!r} here; install the package that has {function!r}. No "
-            "code comes with a study"
+            f"model.function: there is no module {error.name!r} here; install the package that has {function!r}. A "
+            "study file brings no code"
         ) from None
-    maker: Any = getattr(module, name, None)
-    if not _makes_models(maker):
+    maker = _model_maker(getattr(module, name, None))
+    if maker is None:
         raise StudyError(
-            f"model.function: the module {module_name!r} has no function {name!r} that says it returns a model; "
+            f"model.function: the module {module_name!r} has no function {name!r} that is annotated to return a model; "
             f"annotate it, `def {name}(...) -> cavity.core.Model`, so that a study can call nothing else here"
         )
     try:
         model = maker(**arguments)
     except TypeError as error:
         raise CavityError(f"model.function: {function} cannot be called with [model.arguments]: {error}") from error
-    if not isinstance(model, (Model, LatentModel)):
-        raise StudyError(
-            f"model.function: {function} returned a {type(model).__name__}, and not a model of Cavity's kind"
-        )
-    return model
+    match model:
+        case Model() | LatentModel():
+            return model
+    raise StudyError(f"model.function: {function} returned a {type(model).__name__}, which is not a model")
 
 
-def _makes_models(maker: Any) -> bool:
-    """Whether it is a model class, or a function whose annotation promises one.
+def _model_maker(maker: object) -> Callable[..., object] | None:
+    """The maker if it is a model class, or a function that is annotated to return a model; otherwise None.
 
     A study file comes from others, and `os:system` is installed everywhere too.
     """
-    if isinstance(maker, type):
-        return issubclass(maker, (Model, LatentModel))
-    function = inspect.unwrap(maker) if callable(maker) else maker  # it may be cached
-    if not isinstance(function, types.FunctionType):
-        return False
-    try:
-        promised = get_type_hints(function).get("return")
-    except (NameError, TypeError):
-        return False
-    return isinstance(promised, type) and issubclass(promised, (Model, LatentModel))
+    if not callable(maker):
+        return None
+    promised: object = maker
+    if not inspect.isclass(maker):
+        function = inspect.unwrap(maker)  # it may be cached
+        if not isinstance(function, types.FunctionType):
+            return None
+        try:
+            promised = get_type_hints(function).get("return")
+        except (NameError, TypeError):
+            return None
+    return maker if inspect.isclass(promised) and issubclass(promised, (Model, LatentModel)) else None
 
 
 def describe(model: ModelChoice) -> str:
     """The model in a few words."""
-    return f"{model.kind} regression, {model.formula}" if model.function is None else f"the model of {model.function}"
+    if model.family is None:
+        return f"the model of {model.function}"
+    ratio = "" if model.family.ratio is None else f"; exp(coefficient): {model.family.ratio}"
+    return f"{model.family.title}, {model.formula}{ratio}"

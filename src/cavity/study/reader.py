@@ -1,4 +1,4 @@
-"""From a `study.toml` to a `Study`, or to all that is wrong with the file."""
+"""From a `study.toml` to a `Study`, or to a list of everything that is wrong with the file."""
 
 from __future__ import annotations
 
@@ -7,82 +7,105 @@ import re
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from cavity.errors import StudyError, printable
 from cavity.study import registry
-from cavity.study.columns import MISSING_LEVEL, Category, Column, FixedScaling, Missing, ScalingRule
-from cavity.study.priors import LOG_NOISE_SCALE, SLOPE_SCALE, intercept_scale
-from cavity.study.schema import MIN_ROWS, AlgorithmChoice, ModelChoice, Part, PriorChoice, RunChoice, Study
-from cavity.study.sections import NEEDED, Page, Section
-from cavity.study.validation import misfits
+from cavity.study.columns import (
+    MISSING_LEVEL,
+    Boolean,
+    Category,
+    Column,
+    FixedScaling,
+    Missing,
+    Numeric,
+    ScalingRule,
+    Text,
+)
+from cavity.study.families import read_family
+from cavity.study.part import Part
+from cavity.study.priors import INTERCEPT_SCALE, SLOPE_SCALE, PriorChoice
+from cavity.study.schema import MIN_ROWS, AlgorithmChoice, ModelChoice, RunChoice, Study
+from cavity.study.sections import Page, Section
+from cavity.study.validation import contradictions
 
 NO_DEFAULT = (
-    "it is missing: an outcome that is not scaled has no default prior; give it in the units of the outcome, or scale "
-    'the outcome (`scaling = "federated"`, or agreed numbers)'
+    "missing: an outcome that is not scaled has no default prior; give it in the units of the outcome, or scale the "
+    'outcome (`scaling = "federated"`, or agreed numbers)'
 )
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names of clients are names of files too
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names of clients are also names of files
+NAME_RULE = "must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit"
+SCALINGS = [rule.value for rule in ScalingRule]
+RENAMED_IN_MODEL = {"kind": "family"}
+RENAMED_IN_ALGORITHM = {"family": "covariance"}
 
 
 def read_study(path: str | os.PathLike[str], *, allow_models: Collection[str] = ()) -> Study:
-    """The study of a file. Raises StudyError with all problems, each with its key and line.
+    """Read a study file.
 
     Args:
         path: of the file.
-        allow_models: modules, by their full names, that `model.function` may be imported from here. Give those that you
-            trust: a study file comes from others, and a module that is imported runs.
+        allow_models: full names of the modules that `model.function` may be imported from at this site. Give only those
+            that you trust: a study file comes from others, and importing a module runs it.
+
+    Returns:
+        The study.
+
+    Raises:
+        StudyError: with all problems, each with its key and line.
     """
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise StudyError(f"{path}: it is not text in UTF-8") from None
+        raise StudyError(f"{path}: the file is not text in UTF-8") from None
     return parse_study(text, allow_models=allow_models)
 
 
 def parse_study(text: str, *, allow_models: Collection[str] = ()) -> Study:
-    """The study of a file's text; arguments as in `read_study`."""
-    if isinstance(allow_models, str):
-        raise StudyError(f"allow_models is a list of names of modules; give [{allow_models!r}]")
+    """Read the text of a study file; arguments and errors as in `read_study`."""
+    match allow_models:
+        case str():
+            raise StudyError(f"allow_models is a list of names of modules; give [{allow_models!r}]")
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and lists within lists
-        raise StudyError(f"it is not TOML that can be read: {printable(error)}") from None
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deeply nested lists
+        raise StudyError(f"the file cannot be read as TOML: {printable(error)}") from None
     page = Page(text)
     top = Section(page, (), values)
-    parts: dict[str, Any] = {
-        "name": top.text("name"),
-        "id": _name(top, "id"),
-        "clients": _clients(top),
-        "min_rows": top.whole("min_rows", MIN_ROWS, least=1),
-        "max_total_rows": top.whole("max_total_rows", None, least=1),
-        "model": (model := _model(top.section("model", needed=True))),
-        "scaling": _study_scaling(top, model),
-        "columns": _columns(top.section("columns", needed=model.formula is not None)),
-        "prior": _prior(top, model),
-        "algorithm": _algorithm(top.section("algorithm"), model),
-        "run": _run(top.section("run")),
-        "allow_models": tuple(allow_models),
-    }
+    model = _model(top.section("model", required=True))
+    prior_section = top.section("prior")
+    study = Study(
+        name=top.required_text("name"),
+        id=_id(top),
+        clients=_clients(top),
+        min_rows=top.whole("min_rows", MIN_ROWS, least=1),
+        max_total_rows=top.whole("max_total_rows", None, least=1),
+        model=model,
+        scaling=_study_scaling(top, model),
+        columns=_columns(top.section("columns", required=model.formula is not None)),
+        prior=_prior(top, prior_section, model),
+        algorithm=_algorithm(top.section("algorithm"), model),
+        run=_run(top.section("run")),
+        allow_models=tuple(allow_models),
+    )
     top.close()
     page.finish()
-    study = Study(**parts)
-    for path, message in misfits(study):
+    for path, message in contradictions(study):
         page.problem(path, message)
     page.finish()
-    if model.kind == "linear" and study.outcome_rule == ScalingRule.NONE:
-        noise = () if model.noise_sd is not None else ("log_noise_scale",)
-        for key in ("scale", "intercept_scale", *noise):
-            if key not in values.get("prior", {}):
+    family = model.family
+    if family is not None and family.scales_outcome and study.outcome_rule == ScalingRule.NONE:
+        for key in ("scale", "intercept_scale", *family.extra_scales(outcome_is_scaled=False)):
+            if not prior_section.has(key):
                 page.problem(("prior", key), NO_DEFAULT)
     page.finish()
     return study
 
 
-def _name(section: Section, key: str) -> str | None:
-    name = section.text(key)
-    if name is not None and not NAME.fullmatch(name):
-        section.problem(key, f"{name!r} must be letters, digits, '.', '_' and '-', and begin with a letter or digit")
+def _id(top: Section) -> str:
+    name = top.required_text("id")
+    if not NAME.fullmatch(name):
+        top.problem("id", f"{name!r} {NAME_RULE}")
     return name
 
 
@@ -92,25 +115,25 @@ def _clients(top: Section) -> tuple[str, ...]:
         top.problem("clients", "name at least one client")
     for name in clients:
         if not NAME.fullmatch(name):
-            top.problem("clients", f"{name!r} must be letters, digits, '.', '_' and '-': it is the name of a file too")
+            top.problem("clients", f"{name!r} {NAME_RULE}, because it is also the name of a file")
     return clients
 
 
 def _model(section: Section) -> ModelChoice:
     function = section.text("function", None)
-    if function is not None and not re.fullmatch(r"[\w.]+:\w+", function):
-        section.problem("function", f"{function!r} must be `module:function`")
-    if function is None:
-        kind, arguments = section.word("kind", registry.REGRESSIONS), {}
-        noise_sd = section.positive("noise_sd", None)
-        if noise_sd is not None and kind != "linear":
-            section.problem("noise_sd", "it is for linear regression only")
+    if function is not None:
+        if not re.fullmatch(r"[\w.]+:\w+", function):
+            section.problem("function", f"{function!r} must be `module:function`")
+        arguments, formula = section.plain("arguments"), section.text("formula", None)
+        choice = ModelChoice(None, _one_line(formula), function, tuple(sorted(arguments.items())))
     else:
-        kind, noise_sd, arguments = None, None, section.plain("arguments")
-    formula = section.text("formula", NEEDED if function is None else None)
-    section.close()
-    formula = None if formula is None else " ".join(formula.split())
-    return ModelChoice(kind, formula, noise_sd, function, tuple(sorted(arguments.items())))
+        choice = ModelChoice(read_family(section), _one_line(section.required_text("formula")))
+    section.close(RENAMED_IN_MODEL)
+    return choice
+
+
+def _one_line(formula: str | None) -> str | None:
+    return None if formula is None else " ".join(formula.split())
 
 
 def _columns(section: Section) -> tuple[Column, ...]:
@@ -119,92 +142,96 @@ def _columns(section: Section) -> tuple[Column, ...]:
 
 
 def _column(name: str, section: Section) -> Column | None:
-    cls = registry.COLUMNS.get(section.word("type", registry.COLUMNS) or "")
+    cls = registry.COLUMNS.get(section.required_word("type", registry.COLUMNS) or "")
     choices = [choice.value for choice in Missing if choice != Missing.LEVEL or cls is Category]
-    options: dict[str, Any] = {
-        "name": name,
-        "unit": section.text("unit", ""),
-        "missing": Missing(section.word("missing", choices, Missing.REFUSE.value)),
-        "missing_codes": section.texts("missing_codes", ()),
-    }
+    unit = section.text("unit", "")
+    missing = Missing(section.word("missing", choices, Missing.REFUSE.value))
+    codes = section.texts("missing_codes", required=False)
+    if cls is None:
+        return None  # the other keys depend on the type
     if cls is Category:
-        options |= _levels(section)
-        if options["missing"] == Missing.LEVEL and MISSING_LEVEL in options["levels"]:
+        levels, reference = _levels(section)
+        if missing == Missing.LEVEL and MISSING_LEVEL in levels:
             section.problem("levels", f"{MISSING_LEVEL!r} is the name of the level for missing values; rename it")
-    elif cls in (registry.COLUMNS["number"], registry.COLUMNS["integer"]):
-        options |= {"range": section.interval("range"), "scaling": _scaling(section)}
-    if cls is not None:
-        section.close()
-        return cls(**options)
-    return None  # what else it may have depends on its type
+        column: Column = Category(
+            name=name, unit=unit, missing=missing, missing_codes=codes, levels=levels, reference=reference
+        )
+    elif issubclass(cls, Numeric):
+        limits, scaling = section.interval("range"), _scaling(section)
+        column = cls(name=name, unit=unit, missing=missing, missing_codes=codes, range=limits, scaling=scaling)
+    else:
+        plain = Boolean if cls is Boolean else Text
+        column = plain(name=name, unit=unit, missing=missing, missing_codes=codes)
+    section.close()
+    return column
 
 
-def _levels(section: Section) -> dict[str, Any]:
+def _levels(section: Section) -> tuple[tuple[str, ...], str]:
     levels = section.texts("levels")
     if section.has("levels") and len(levels) < 2:
-        section.problem("levels", "agree on at least two levels; all that any client may have")
+        section.problem("levels", "list at least two levels, all that any client may have")
     reference = section.text("reference", levels[0] if levels else "")
     if levels and reference not in levels:
         section.problem("reference", f"{reference!r} is not one of the levels: {', '.join(levels)}")
-    return {"levels": levels, "reference": reference}
+    return levels, reference
 
 
 def _scaling(section: Section) -> FixedScaling | ScalingRule | None:
     if not section.is_table("scaling"):
-        rule = section.word("scaling", [rule.value for rule in ScalingRule], None)
+        rule = section.word("scaling", SCALINGS, None)
         return None if rule is None else ScalingRule(rule)
     fixed = section.section("scaling")
-    centre, scale = fixed.number("centre"), fixed.positive("scale")
+    scaling = FixedScaling(fixed.required_number("centre"), fixed.required_positive("scale"))
     fixed.close()
-    return None if centre is None or scale is None else FixedScaling(centre, scale)
+    return scaling
 
 
 def _study_scaling(top: Section, model: ModelChoice) -> ScalingRule:
     default = ScalingRule.FEDERATED if model.function is None else ScalingRule.NONE
-    return ScalingRule(top.word("scaling", [rule.value for rule in ScalingRule], default.value))
+    return ScalingRule(top.word("scaling", SCALINGS, default.value))
 
 
-def _prior(top: Section, model: ModelChoice) -> PriorChoice | None:
+def _prior(top: Section, section: Section, model: ModelChoice) -> PriorChoice | None:
     if model.function is not None:
-        if top.has("prior"):
-            top.section("prior")
-            top.problem("prior", "a model of your own brings its prior; leave this table out")
+        top.refuse("prior", "a model of your own has its own prior; remove this table")
         return None
-    section = top.section("prior")
-    scale = section.positive("scale", SLOPE_SCALE)
-    intercept = section.positive("intercept_scale", intercept_scale(model.kind))
-    estimated = model.kind == "linear" and model.noise_sd is None
-    noise = section.positive("log_noise_scale", LOG_NOISE_SCALE) if estimated else None
+    family = model.family
+    scale = section.positive("scale", SLOPE_SCALE if family is None else family.slope_scale)
+    intercept = section.positive("intercept_scale", INTERCEPT_SCALE if family is None else family.intercept_scale)
+    extra = {} if family is None else family.extra_scales(outcome_is_scaled=True)
+    chosen = tuple((key, section.positive(key, default)) for key, default in extra.items())
     single = section.section("scales")
-    scales = [(name, single.positive(name)) for name in sorted(single.names())]
-    section.close()
-    return PriorChoice(scale, intercept, noise, tuple((name, value) for name, value in scales if value is not None))
+    scales = tuple((name, single.required_positive(name)) for name in sorted(single.names()))
+    if family is not None:  # otherwise the keys are not known
+        section.close()
+    return PriorChoice(scale, intercept, chosen, scales)
 
 
 def _algorithm(section: Section, model: ModelChoice) -> AlgorithmChoice:
     method = section.word("method", registry.METHODS, "pvi")
-    options: dict[str, Any] = {}
-    if model.function is None:
-        options["family"] = section.word("family", registry.FAMILIES, "full")
-    if method in ("pvi", "fedgvi"):
-        options["damping"] = section.part("damping", registry.DAMPINGS, Part("adaptive"))
-        options["factors"] = section.word("factors", ("server", "clients"), "server")
-    if method == "fedgvi":
-        options["loss"] = section.part("loss", registry.LOSSES)
-        options["divergence"] = section.part("divergence", registry.DIVERGENCES, Part("kl"))
-        options["server_divergence"] = section.part("server_divergence", registry.DIVERGENCES, Part("kl"))
-    if method in ("sfvi", "sfvi-avg"):
-        options["step_size"] = section.positive("step_size", 0.02)
-    if method == "sfvi-avg":
-        options["local_steps"] = section.whole("local_steps", 1000, least=1)
-        options["total"] = section.whole("total", least=1)
-    section.close()
-    return AlgorithmChoice(method, **options)
+    has_factors, is_fedgvi = method in ("pvi", "fedgvi"), method == "fedgvi"
+    takes_steps, averages = method in ("sfvi", "sfvi-avg"), method == "sfvi-avg"
+    kl, divergences = Part("kl"), registry.DIVERGENCES
+    choice = AlgorithmChoice(
+        method,
+        covariance=section.word("covariance", registry.COVARIANCES, "full") if model.function is None else None,
+        damping=section.part("damping", registry.DAMPINGS, Part("adaptive")) if has_factors else None,
+        loss=section.part("loss", registry.LOSSES) if is_fedgvi else None,
+        divergence=section.part("divergence", divergences, kl) if is_fedgvi else None,
+        server_divergence=section.part("server_divergence", divergences, kl) if is_fedgvi else None,
+        step_size=section.positive("step_size", 0.02) if takes_steps else None,
+        local_steps=section.whole("local_steps", 1000, least=1) if averages else None,
+        total=section.required_whole("total", least=1) if averages else None,
+        factors=section.word("factors", ("server", "clients"), "server") if has_factors else None,
+    )
+    section.close(RENAMED_IN_ALGORITHM)
+    return choice
 
 
 def _run(section: Section) -> RunChoice:
+    synchronous = Part("synchronous")
     choice = RunChoice(
-        section.part("schedule", registry.SCHEDULES, Part("synchronous")) or Part("synchronous"),
+        section.part("schedule", registry.SCHEDULES, synchronous) or synchronous,
         section.whole("rounds", None, least=1),
         section.positive("tolerance", 1e-6),
         section.whole("seed", 0),

@@ -1,39 +1,38 @@
-"""The words of a study file and what they mean: the only place of this room where a string selects an object."""
+"""The names that a study file may use, and the objects that they select. Outcome families have their own registry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 from cavity import aggregation, divergences, losses, schedules
+from cavity.core import Damping, Divergence, Loss, Schedule
 from cavity.distributions import DiagonalGaussian, FullGaussian
+from cavity.distributions.gaussian import Gaussian
 from cavity.study.columns import Boolean, Category, Column, Integer, Number, Text
-from cavity.study.schema import Part
+from cavity.study.part import Part
+
+T = TypeVar("T")
 
 COLUMNS: Mapping[str, type[Column]] = {
-    "number": Number,
-    "integer": Integer,
-    "category": Category,
-    "boolean": Boolean,
-    "text": Text,
+    column.type_name: column for column in (Number, Integer, Category, Boolean, Text)
 }
-REGRESSIONS = ("logistic", "linear", "softmax", "poisson")
 METHODS = ("pvi", "fedgvi", "sfvi", "sfvi-avg")
-FAMILIES = {"full": FullGaussian, "diagonal": DiagonalGaussian}
-LOSSES: Mapping[str, Callable[..., Any]] = {
+COVARIANCES: Mapping[str, type[Gaussian]] = {"full": FullGaussian, "diagonal": DiagonalGaussian}
+LOSSES: Mapping[str, Callable[..., Loss]] = {
     "nll": losses.NegativeLogLikelihood,
     "beta": losses.Beta,
     "gamma": losses.Gamma,
     "gce": losses.GeneralisedCrossEntropy,
 }
-DIVERGENCES: Mapping[str, Callable[..., Any]] = {
+DIVERGENCES: Mapping[str, Callable[..., Divergence]] = {
     "kl": divergences.KL,
     "weighted-kl": divergences.WeightedKL,
     "renyi": divergences.Renyi,
     "reverse-kl": divergences.ReverseKL,
     "fisher-rao": divergences.FisherRao,
 }
-SCHEDULES: Mapping[str, Callable[..., Any]] = {
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "synchronous": schedules.Synchronous,
     "sequential": schedules.Sequential,
     "sequential-shuffled": schedules.SequentialShuffled,
@@ -42,15 +41,20 @@ SCHEDULES: Mapping[str, Callable[..., Any]] = {
     "sampled-share": lambda share: schedules.SampledShare(float(share)),
     "asynchronous": schedules.Asynchronous,
 }
-DAMPINGS: Mapping[str, Callable[..., Any]] = {
+DAMPINGS: Mapping[str, Callable[..., Damping]] = {
     "adaptive": lambda: aggregation.Adaptive(),
     "fixed": lambda exponent: aggregation.Fixed(float(exponent)),
     "stale": lambda: aggregation.Stale(aggregation.Adaptive()),
 }
 
 
-def make(words: Mapping[str, Callable[..., Any]], part: Part) -> Any:
-    """The object that a part of a study names."""
+def make(words: Mapping[str, Callable[..., T]], part: Part) -> T:
+    """The object that a part of a study selects.
+
+    Args:
+        words: what each name builds.
+        part: a name, with its number if it takes one.
+    """
     return words[part.word](*([] if part.number is None else [part.number]))
 
 

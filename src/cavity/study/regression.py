@@ -5,79 +5,80 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from cavity.algorithms import PVI
-from cavity.core import Schedule
+from cavity.core import Algorithm, Model, Schedule
 from cavity.core.progress import Watcher
-from cavity.distributions.gaussian import Gaussian
 from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
-from cavity.models.glm.regression import Regression
 from cavity.study import registry
 from cavity.study.building import design_scaling
-from cavity.study.columns import Column, Integer, Missing, Number
+from cavity.study.columns import Column, Missing, ScalingRule
 from cavity.study.encoding import FormulaEncoding, is_reversible
+from cavity.study.families import Family, make_family
 from cavity.study.findings import refuse
 from cavity.study.formula import Formula, parse_formula
-from cavity.study.guessing import guess_outcome, guess_predictor
-from cavity.study.models import regression_model
-from cavity.study.priors import LOG_NOISE_SCALE, SLOPE_SCALE, WIDE_LOG_NOISE_SCALE
-from cavity.study.priors import intercept_scale as default_intercept_scale
+from cavity.study.guessing import RawColumn, guess_predictor
+from cavity.study.models import formula_model
+from cavity.study.priors import PriorChoice
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, scaling_from, sums_of
-from cavity.study.schema import PriorChoice
 from cavity.study.table import Table, as_table
+from cavity.study.validation import left_side_problem
 
 Real = float | int
 
 
 def regression(
     formula: str,
-    frames: Mapping[str, Any],
+    frames: Mapping[str, object],
     *,
-    family: str = "logistic",
+    family: str | Family = "bernoulli",
     levels: Mapping[str, Sequence[str]] | None = None,
     drop_missing: bool = False,
-    scaling: Mapping[str, tuple[Real, Real]] | None = None,
-    standardise: bool = True,
+    scaling: str = "federated",
+    column_scaling: Mapping[str, tuple[Real, Real] | str] | None = None,
     noise_sd: Real | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
-    covariance: type[Gaussian] | None = None,
-    method: Callable[[Regression], Any] = PVI,
+    covariance: str | None = None,
+    method: Callable[[Model], Algorithm] = PVI,
     schedule: Schedule | None = None,
     rounds: int | None = None,
     tolerance: float = 1e-6,
     seed: int = 0,
     progress: bool | Watcher = False,
 ) -> Fit:
-    """Fit a regression by an R-style formula over clients whose data frames are all here.
+    """Fit a regression by an R-style formula over clients whose data frames are all in this process.
 
-    Column types are those of the frames. The caller has all of them, so levels that are not given are the union over
-    all frames, in the order of the alphabet; a study over a network takes them from its file, and never from a site.
+    Column types are those of the frames. Levels that are not given are the union over all frames, in alphabetical
+    order; a study over a network takes them from its file, and never from a site.
 
     Args:
         formula: such as `"outcome ~ rx * age + log(dose)"`; names with spaces go between backticks.
         frames: client -> data frame, or dict of columns.
-        family: "logistic", "linear", "softmax" or "poisson".
+        family: of the outcome: "gaussian" (or "linear"), "bernoulli" ("logistic"), "categorical" ("softmax") or
+            "poisson"; or a `cavity.study.Family` with its settings.
         levels: of categories, the reference first. A category whose levels are not given has those of all frames.
-        drop_missing: leave out rows with a missing value and tell how many; else they are an error.
-        scaling: column -> (centre, scale) of numeric predictors, and of the outcome of linear regression: the model
-            computes with (value - centre) / scale, and the prior is on that; results are in the units of the data.
-        standardise: the same for all other numeric predictors, the outcome of linear regression and the columns of the
-            formula's matrix, by mean and standard deviation over all frames. False takes them as they are.
-        noise_sd: of linear regression, if it is known.
-        prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For linear regression it is in standard
-            deviations of the outcome per standard deviation of the column; else per unit of the scaled predictor and
-            per level of a category.
-        intercept_scale: that of the intercept, which is the value at the means of all columns: of linear regression
-            N(mean, (scale sd)^2) of the outcome, and None is 2.5; else N(0, scale^2), and None is 10.
+        drop_missing: drop rows with a missing value and say how many; otherwise they are an error.
+        scaling: "federated" scales numeric predictors, a gaussian outcome and the columns of the formula's matrix by
+            mean and standard deviation over all frames. "none" uses them as they are. Results are in the units of the
+            data.
+        column_scaling: the scaling of single columns (numeric predictors, a gaussian outcome): (centre, scale) computes
+            with (value - centre) / scale, and the prior is on that scale; "none" uses the column as it is.
+        noise_sd: the standard deviation of the noise of a gaussian outcome, if it is known.
+        prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
+            deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
+            and per level of a category.
+        intercept_scale: that of the intercept, which is the value at the means of all columns. For a gaussian outcome
+            the prior is N(mean, (scale sd)^2) with the mean and sd of the outcome, and None is 2.5; otherwise it is
+            N(0, scale^2), and None is 10.
         prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level.
-        covariance: `FullGaussian` or `DiagonalGaussian`; None chooses by dimension.
+        covariance: the form of the Gaussian posterior, "full" or "diagonal"; None chooses by the number of
+            coefficients.
         method: from the model to the method, such as `lambda model: FedGVI(model, Beta(0.3))`.
         schedule: as in `cavity.run`.
         rounds: as in `cavity.run`.
@@ -88,18 +89,27 @@ def regression(
     Returns:
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
-    if family not in registry.REGRESSIONS:
-        raise StudyError(f"there is no {family!r} regression; there is: {', '.join(registry.REGRESSIONS)}")
+    chosen_family = make_family(family, {"noise_sd": None if noise_sd is None else float(noise_sd)})
+    if covariance is not None and covariance not in registry.COVARIANCES:
+        raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
+    if scaling not in list(ScalingRule):
+        raise StudyError(
+            f"unknown scaling {scaling!r}; choose one of: {', '.join(ScalingRule)}. The scaling of single columns is "
+            "`column_scaling`"
+        )
     parsed = parse_formula(formula)
+    if problem := left_side_problem(chosen_family, parsed):
+        raise StudyError(problem)
     tables = _tables(frames)
-    columns = _columns(parsed, tables, family, dict(levels or {}), drop_missing=drop_missing)
+    columns = _columns(parsed, tables, chosen_family, dict(levels or {}), drop_missing=drop_missing)
     rows = _rows(columns, tables)
-    _tell_left_out(columns, tables, rows)
-    chosen = _scaling(parsed, columns, tables, rows, family, dict(scaling or {}), standardise=standardise)
-    encoding = FormulaEncoding(formula, columns, chosen)
-    prior = _prior(family, chosen, prior_scale, intercept_scale, dict(prior_scales or {}))
-    model = regression_model(
-        family, encoding, prior, family=covariance, noise_sd=None if noise_sd is None else float(noise_sd)
+    _warn_of_dropped_rows(columns, tables, rows)
+    federated = scaling == ScalingRule.FEDERATED
+    scaled = _scaling(parsed, columns, tables, rows, chosen_family, dict(column_scaling or {}), federated=federated)
+    encoding = FormulaEncoding(formula, columns, scaled)
+    prior = _prior(chosen_family, scaled, prior_scale, intercept_scale, dict(prior_scales or {}))
+    model = formula_model(
+        chosen_family, encoding, prior, None if covariance is None else registry.COVARIANCES[covariance]
     )
     return run(
         method(model),
@@ -113,24 +123,24 @@ def regression(
 
 
 def _prior(
-    family: str, scaling: Scaling, scale: Real | None, intercept: Real | None, scales: dict[str, Real]
+    family: Family, scaling: Scaling, scale: Real | None, intercept: Real | None, scales: dict[str, Real]
 ) -> PriorChoice:
-    unscaled = family == "linear" and scaling.outcome is None
-    if unscaled and (scale is None or intercept is None):
+    is_scaled = scaling.outcome is not None
+    if family.scales_outcome and not is_scaled and (scale is None or intercept is None):
         raise StudyError(
             "an outcome that is not scaled has no default prior: give prior_scale and intercept_scale in the units of "
-            "the outcome, or leave standardise=True"
+            'the outcome, or use scaling="federated"'
         )
-    scale = SLOPE_SCALE if scale is None else scale
-    intercept = default_intercept_scale(family) if intercept is None else intercept
+    scale = family.slope_scale if scale is None else scale
+    intercept = family.intercept_scale if intercept is None else intercept
     for name, value in {"prior_scale": scale, "intercept_scale": intercept, **scales}.items():
         if not value > 0:
             raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
-    noise = WIDE_LOG_NOISE_SCALE if unscaled else LOG_NOISE_SCALE
-    return PriorChoice(float(scale), float(intercept), noise, tuple((n, float(v)) for n, v in scales.items()))
+    extra = tuple(family.extra_scales(outcome_is_scaled=is_scaled).items())
+    return PriorChoice(float(scale), float(intercept), extra, tuple((n, float(v)) for n, v in scales.items()))
 
 
-def _tables(frames: Mapping[str, Any]) -> dict[str, Table]:
+def _tables(frames: Mapping[str, object]) -> dict[str, Table]:
     if not isinstance(frames, Mapping) or not frames:
         raise DataError("give a dict with at least one client -> data frame")
     tables = {}
@@ -145,31 +155,30 @@ def _tables(frames: Mapping[str, Any]) -> dict[str, Table]:
 def _columns(
     formula: Formula,
     tables: Mapping[str, Table],
-    family: str,
+    family: Family,
     levels: dict[str, Sequence[str]],
     *,
     drop_missing: bool,
 ) -> tuple[Column, ...]:
-    """What is known of the columns, by all frames together; the outcome's first."""
+    """The types of the columns, from all frames together; those of the outcome first."""
     columns = []
-    for name in (formula.outcome, *formula.predictors):
+    missing = Missing.DROP if drop_missing else Missing.REFUSE
+    for position, name in enumerate(formula.columns):
         for client, table in tables.items():
             if name not in table.columns:
-                raise DataError(f"client {client!r}: there is no column '{name}'; it has {', '.join(table.columns)}")
+                raise DataError(f"client {client!r}: column '{name}' not found; it has {', '.join(table.columns)}")
         cells = [cell for table in tables.values() for cell in table.columns[name]]
         agreed = levels.pop(name, None)
-        given = None if agreed is None else tuple(map(str, agreed))
-        if name == formula.outcome:
-            columns.append(guess_outcome(name, cells, family, given, drop_missing=drop_missing))
-        else:
-            columns.append(guess_predictor(name, cells, given, drop_missing=drop_missing))
+        raw = RawColumn(name, cells, None if agreed is None else tuple(map(str, agreed)), missing)
+        is_outcome = position < len(formula.outcomes)
+        columns.append(family.outcome_column(raw, position) if is_outcome else guess_predictor(raw))
     if levels:
-        raise DataError(f"levels are given for '{next(iter(levels))}', which is no column of the formula")
+        raise DataError(f"levels are given for '{next(iter(levels))}', which is not a column of the formula")
     return tuple(columns)
 
 
 def _rows(columns: tuple[Column, ...], tables: Mapping[str, Table]) -> dict[str, Rows]:
-    """The rows of every client; a DataError where they cannot be used."""
+    """The rows of every client. Raises DataError."""
     found = {}
     for client, table in tables.items():
         found[client] = read_rows(columns, table)
@@ -180,11 +189,11 @@ def _rows(columns: tuple[Column, ...], tables: Mapping[str, Table]) -> dict[str,
     return found
 
 
-def _tell_left_out(columns: tuple[Column, ...], tables: Mapping[str, Table], rows: Mapping[str, Rows]) -> None:
-    left_out = {client: len(table) - len(rows[client]) for client, table in tables.items()}
-    told = ", ".join(f"{client} {count} of {len(tables[client])}" for client, count in left_out.items() if count)
-    if told and columns[0].missing == Missing.DROP:
-        warnings.warn(f"rows with missing values are left out: {told}", stacklevel=3)
+def _warn_of_dropped_rows(columns: tuple[Column, ...], tables: Mapping[str, Table], rows: Mapping[str, Rows]) -> None:
+    dropped = {client: len(table) - len(rows[client]) for client, table in tables.items()}
+    listed = ", ".join(f"{client} {count} of {len(tables[client])}" for client, count in dropped.items() if count)
+    if listed and columns[0].missing == Missing.DROP:
+        warnings.warn(f"rows with missing values are dropped: {listed}", stacklevel=3)
 
 
 def _scaling(
@@ -192,38 +201,52 @@ def _scaling(
     columns: tuple[Column, ...],
     tables: Mapping[str, Table],
     rows: Mapping[str, Rows],
-    family: str,
-    given: dict[str, tuple[Real, Real]],
+    family: Family,
+    given: dict[str, tuple[Real, Real] | str],
     *,
-    standardise: bool,
+    federated: bool,
 ) -> Scaling:
-    """What is given, and the rest by sums over all clients, as a study does it."""
-    numeric = [c.name for c in columns[1:] if isinstance(c, (Number, Integer)) and c.name not in formula.transformed]
-    outcome = formula.outcome if family == "linear" else None
-    for name, (_, scale) in given.items():
-        if name not in (*numeric, outcome):
-            raise DataError(f"scaling is given for '{name}', which is no numeric predictor of the formula")
-        if not scale > 0:
-            raise DataError(f"the scale of '{name}' must be positive, not {scale}")
-    scaled = {name: ScaledColumn(name, float(centre), float(scale)) for name, (centre, scale) in given.items()}
-    intercept = FormulaEncoding(formula.text, columns).design.intercept
+    """What is given, and the rest by sums over all clients, as in a study."""
+    predictors = columns[len(formula.outcomes) :]
+    numeric = [c.name for c in predictors if c.is_numeric and c.name not in formula.transformed]
+    outcome = formula.outcomes[0] if family.scales_outcome else None
+    scaled = _given(given, (*numeric, *([] if outcome is None else [outcome])))
+    intercept = formula.intercept
     if outcome in scaled and scaled[outcome].centre != 0.0 and not intercept:
         raise DataError(f"without an intercept the outcome '{outcome}' cannot be centred; give the centre 0")
-    if standardise:
-        rest = [name for name in numeric if name not in scaled]
-        rest = rest if is_reversible(formula.text, columns, numeric) else []
+    if federated:
+        rest = [name for name in numeric if name not in given]
+        rest = rest if is_reversible(formula.text, columns, [*rest, *(n for n in numeric if n in scaled)]) else []
         scaled |= _by_sums(rest, rows, around_zero=False)
-        own = [outcome] if outcome is not None and outcome not in scaled else []
+        own = [outcome] if outcome is not None and outcome not in given else []
         scaled |= _by_sums(own, rows, around_zero=not intercept)
-    predictors = tuple(scaled[name] for name in numeric if name in scaled)
-    found = Scaling(predictors, None if outcome is None else scaled.get(outcome))
-    if not standardise:
+    scaled_predictors = tuple(scaled[name] for name in numeric if name in scaled)
+    found = Scaling(scaled_predictors, None if outcome is None else scaled.get(outcome))
+    if not federated:
         return found
     return replace(found, design=_design(FormulaEncoding(formula.text, columns, found), tables, rows))
 
 
+def _given(given: Mapping[str, tuple[Real, Real] | str], allowed: Sequence[str]) -> dict[str, ScaledColumn]:
+    """The columns with a given centre and scale. Raises DataError."""
+    found = {}
+    for name, rule in given.items():
+        if name not in allowed:
+            raise DataError(f"column_scaling is given for '{name}', which is not a numeric predictor of the formula")
+        match rule:
+            case "none":
+                continue
+            case (centre, scale) if scale > 0:
+                found[name] = ScaledColumn(name, float(centre), float(scale))
+            case (_, scale):
+                raise DataError(f"the scale of '{name}' must be positive, not {scale}")
+            case _:
+                raise DataError(f"the scaling of '{name}' is (centre, scale) or \"none\", not {rule!r}")
+    return found
+
+
 def _by_sums(names: Sequence[str], rows: Mapping[str, Rows], *, around_zero: bool) -> dict[str, ScaledColumn]:
-    """Around the mean of one client, which is near enough to that of all for sums of squares to keep their digits."""
+    """Sums around the mean of one client, which is near that of all, so that sums of squares keep their digits."""
     if not names:
         return {}
     first = next((own for own in rows.values() if len(own)), None)
@@ -235,7 +258,7 @@ def _by_sums(names: Sequence[str], rows: Mapping[str, Rows], *, around_zero: boo
 def _design(
     encoding: FormulaEncoding, tables: Mapping[str, Table], rows: Mapping[str, Rows]
 ) -> tuple[ScaledColumn, ...]:
-    """Of the columns of the formula's matrix."""
+    """The scaling of the columns of the formula's matrix."""
     names, totals = encoding.design.names, []
     for client, own in rows.items():
         x, findings = encoding.matrix(own, tables[client].counted_as)

@@ -1,4 +1,4 @@
-"""A table's cells as the study's values, with all that is wrong with them."""
+"""A table's rows as the study's values, with everything that is wrong with them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Rows:
     """The rows of a table that can be used.
 
     Attributes:
-        values: name -> one value per row that is kept; meaningless where the findings have an error.
+        values: name -> one value per row that is kept; meaningless if the findings have an error.
         numbers: of these rows, as the table counts.
-        findings: what is wrong, what is left out.
+        findings: what is wrong, and which rows are dropped.
     """
 
     values: dict[str, np.ndarray]
@@ -32,12 +32,15 @@ class Rows:
 
 
 def read_rows(columns: Sequence[Column], table: Table, *, may_drop: bool = True) -> Rows:
-    """Read the columns that a model uses; other columns of the table are not looked at.
+    """Read the columns that a model uses. Other columns of the table are ignored.
 
     Args:
-        columns: those to be read.
+        columns: those to read.
         table: of a site.
-        may_drop: whether rows with a missing value may be left out; else they are errors, whatever the study says.
+        may_drop: whether rows with a missing value may be dropped; otherwise they are errors, whatever the study says.
+
+    Returns:
+        The rows that can be used, and the findings about all rows.
     """
     findings: list[Finding] = []
     if table.broken:
@@ -49,39 +52,37 @@ def read_rows(columns: Sequence[Column], table: Table, *, may_drop: bool = True)
     kept, values = np.ones(len(table), bool), {}
     for column in columns:
         if column.name not in table.columns:
-            findings.append(_lacking(column.name, table))
+            findings.append(_not_found(column.name, table))
             values[column.name] = np.zeros(len(table), column.dtype)
             continue
-        cells = table.columns[column.name]
-        reading = column.read(cells)
-        values[column.name] = reading.values
-        for problem, places in reading.bad.items():
-            shown = [as_text(cells[i]) for i in places[:10]]
-            rows = [int(numbers[i]) for i in places]
+        parsed = table.parsed(column)
+        values[column.name] = parsed.values
+        for problem, positions in parsed.bad.items():
+            shown = [as_text(table.columns[column.name][i]) for i in positions[:10]]
+            rows = [int(numbers[i]) for i in positions]
             message = f"{problem} ({_count(len(rows), 'value')}): {listed(rows, table.counted_as, shown)}"
             findings.append(Finding(Severity.ERROR, message, column.name, tuple(rows[:10]), len(rows)))
-        if reading.missing.any():
+        if parsed.missing.any():
             drop = column.missing == Missing.DROP and may_drop
-            findings.append(_missing(column, numbers[reading.missing].tolist(), table.counted_as, drop=drop))
-            kept &= ~reading.missing
-    if (left_out := int((~kept).sum())) and not any(finding.severity == Severity.ERROR for finding in findings):
-        findings.append(Finding(Severity.NOTE, f"{_count(left_out, 'row')} of {len(table)} left out in all"))
+            findings.append(_missing(column, numbers[parsed.missing].tolist(), table.counted_as, drop=drop))
+            kept &= ~parsed.missing
+    if (dropped := int((~kept).sum())) and not any(finding.severity == Severity.ERROR for finding in findings):
+        findings.append(Finding(Severity.NOTE, f"{_count(dropped, 'row')} of {len(table)} dropped in total"))
     return Rows({name: column[kept] for name, column in values.items()}, numbers[kept], tuple(findings))
 
 
 def _missing(column: Column, rows: list[int], counted_as: str, *, drop: bool) -> Finding:
-    where = listed(rows, counted_as)
+    where, count = listed(rows, counted_as), _count(len(rows), "missing value")
     if drop:
-        message = f"{_count(len(rows), 'value')} missing, these rows are left out as the study says: {where}"
-        return Finding(Severity.NOTE, message, column.name, tuple(rows[:10]), len(rows))
-    message = f'{_count(len(rows), "value")} missing: {where}; fill them in, or agree on `missing = "drop"`'
+        return Finding(Severity.NOTE, f"{count}: {where}; dropped", column.name, tuple(rows[:10]), len(rows))
+    message = f'{count}: {where}; impute at the site, or agree on `missing = "drop"`'
     return Finding(Severity.ERROR, message, column.name, tuple(rows[:10]), len(rows))
 
 
-def _lacking(name: str, table: Table) -> Finding:
+def _not_found(name: str, table: Table) -> Finding:
     near = difflib.get_close_matches(name, list(table.columns), 1)
-    hint = f" (is {near[0]!r} meant?)" if near else ""
-    return Finding(Severity.ERROR, f"it is not there{hint}; the table has {', '.join(table.columns)}", name)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return Finding(Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}", name)
 
 
 def _count(number: int, noun: str) -> str:

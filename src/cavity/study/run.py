@@ -1,4 +1,4 @@
-"""A study in one process: the rehearsal, with the posterior that a network gives."""
+"""A study in one process, with the posterior that a network gives."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from cavity.core.client_data import prepare_client
+from cavity.core.intervals import DEFAULT_LEVEL
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import DataError, StudyError
-from cavity.fit import run
-from cavity.fit.run import Fit
+from cavity.fit import run as fitting
+from cavity.fit.fit import Fit
 from cavity.io import serialization
 from cavity.io.checkpoints import RunDirectory, write_atomically
 from cavity.io.versions import versions
-from cavity.study.building import client_data, scaling_of, study_algorithm, study_schedule, sums
+from cavity.study.building import client_data, scaling_of, study_algorithm, study_schedule, usable_rows
 from cavity.study.identity import differences
 from cavity.study.reader import read_study
 from cavity.study.schema import Study
@@ -28,6 +29,8 @@ from cavity.study.table import Table
 from cavity.training import Observer
 
 STUDY, SUMMARY, POSTERIOR, VERSIONS = "study.toml", "summary.csv", "posterior.npz", "versions.json"
+
+T = TypeVar("T")
 
 
 def run_study(
@@ -39,40 +42,58 @@ def run_study(
     observers: Sequence[Observer] = (),
     checkpoint_seconds: float = 5.0,
 ) -> Fit:
-    """Run a study whose clients' tables are all here.
+    """Run a study whose clients' tables are all in this process.
 
     Args:
         study: what was agreed.
         tables: one per client of the study.
-        directory: where to keep checkpoints.
-        resume: go on from the checkpoint in `directory`.
+        directory: for checkpoints; None writes none.
+        resume: resume from the checkpoint in `directory`.
         observers: as in `cavity.run`.
         checkpoint_seconds: as in `cavity.run`.
+
+    Returns:
+        The fit.
+
+    Raises:
+        DataError: with everything that is wrong with the data of all clients.
     """
     if unlike := set(study.clients) ^ set(tables):
-        raise DataError(f"there must be a table for every client of the study and for nobody else; see {_list(unlike)}")
-    _of_each(study, tables, lambda table: sums(study, table))  # what is wrong with the data is told of all clients
+        raise DataError(f"give a table for each client of the study, and no others; see {', '.join(sorted(unlike))}")
+    _for_each(study, tables, lambda table: usable_rows(study, table))  # report the problems of all clients at once
     scaling = scaling_of(study, [tables[name] for name in study.clients])
     algorithm = study_algorithm(study, scaling)
-    clients = _of_each(study, tables, lambda table: client_data(study, table, scaling))
+    clients = _for_each(study, tables, lambda table: client_data(study, table, scaling))
     for name, data in clients.items():
         prepare_client(algorithm.model, name, data)
-    options: dict[str, Any] = {
-        "schedule": study_schedule(study),
-        "rounds": study.run.rounds,
-        "tolerance": study.run.tolerance,
-        "observers": observers,
-        "checkpoint_seconds": checkpoint_seconds,
-    }
     if resume:
         assert directory is not None
-        return run.resume(directory, clients, algorithm=algorithm, **options)
-    held = study.algorithm.held_by_clients
-    return run.run(algorithm, clients, seed=study.run.seed, directory=directory, held_by_clients=held, **options)
+        return fitting.resume(
+            directory,
+            clients,
+            algorithm=algorithm,
+            schedule=study_schedule(study),
+            rounds=study.run.rounds,
+            tolerance=study.run.tolerance,
+            observers=observers,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+    return fitting.run(
+        algorithm,
+        clients,
+        schedule=study_schedule(study),
+        rounds=study.run.rounds,
+        tolerance=study.run.tolerance,
+        seed=study.run.seed,
+        directory=directory,
+        held_by_clients=study.algorithm.held_by_clients,
+        observers=observers,
+        checkpoint_seconds=checkpoint_seconds,
+    )
 
 
-def _of_each(study: Study, tables: Mapping[str, Table], function: Any) -> dict[str, Any]:
-    """In the study's order; what is wrong at any client is told of all."""
+def _for_each(study: Study, tables: Mapping[str, Table], function: Callable[[Table], T]) -> dict[str, T]:
+    """The results by client, in the study's order; the problems of all clients are raised together."""
     found, wrong = {}, []
     for name in study.clients:
         try:
@@ -85,32 +106,39 @@ def _of_each(study: Study, tables: Mapping[str, Table], function: Any) -> dict[s
 
 
 def open_run(directory: str | os.PathLike[str], study: Study, text: str, *, resume: bool) -> None:
-    """Make a run's directory, or see that the one to be resumed is of the same study.
+    """Create a run's directory, or check that the run to be resumed is of the same study.
 
     Args:
         directory: of the run.
-        study: what is to be run.
-        text: its file, of which the directory keeps a copy.
-        resume: whether there must be a run, or must not.
+        study: to be run.
+        text: of its file; the directory keeps a copy.
+        resume: whether the directory must have a run; otherwise it must have none.
     """
     directory = Path(directory)
     begun = RunDirectory(directory).has_checkpoint
     if resume and not begun:
-        raise StudyError(f"{directory}: there is no checkpoint to go on from; leave --resume out")
+        raise StudyError(f"{directory}: no checkpoint to resume from; leave out --resume")
     if begun and not resume:
-        raise StudyError(f"{directory}: there is a run already; go on with --resume, or give another --output")
+        raise StudyError(f"{directory}: it has a run already; resume it with --resume, or give another --output")
     if resume and (changed := differences(read_study(directory / STUDY), study)):
-        raise StudyError(f"{directory}: its run is of another version of the study; see the keys {', '.join(changed)}")
+        raise StudyError(
+            f"{directory}: its run is of another version of the study; different keys: {', '.join(changed)}"
+        )
     write_atomically(directory / STUDY, text.encode())
     found = versions() | {"study": study.hash}
     write_atomically(directory / VERSIONS, (json.dumps(found, indent=2) + "\n").encode())
 
 
-def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = 0.9) -> None:
-    """The posterior as arrays and the summary as a table, beside the checkpoint and the history.
+def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = DEFAULT_LEVEL) -> None:
+    """Write the posterior as arrays and the summary as a table, next to the checkpoint and the history.
 
     `posterior.npz` of a regression has `names`, `mean` and `covariance`, in the units of the data; that of another
     model has the arrays of its posterior. `numpy.load` reads it, without pickle.
+
+    Args:
+        fit: the result.
+        directory: of the run.
+        level: of the intervals.
     """
     directory = Path(directory)
     write_atomically(directory / POSTERIOR, posterior_file(fit))
@@ -129,7 +157,3 @@ def posterior_file(fit: Fit) -> bytes:
     found, buffer = fit.coefficients, io.BytesIO()
     np.savez(buffer, names=np.array(found.names), mean=found.mean, covariance=found.covariance)
     return buffer.getvalue()
-
-
-def _list(names: set[str]) -> str:
-    return ", ".join(sorted(names))

@@ -1,8 +1,8 @@
 """Centre and scale of columns: given in the study, or from sums that every client sends before the first round.
 
-The model computes with (value - centre) / scale, of numeric predictors, of the outcome of linear regression, and of the
-columns of the formula's matrix; the prior is on that, and results are in the units of the data again. The sums are n,
-the sum and the sum of squares of each such column around an agreed value a:
+The model computes with (value - centre) / scale of numeric predictors, of the outcome for families that scale it, and
+of the columns of the formula's matrix. The prior is on that scale; results are reported in the units of the data. The
+sums are n, the sum and the sum of squares of each such column around an agreed value a:
 
     mean = a + sum / n,     sd^2 = sum of squares / n - (sum / n)^2
 
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import fsum, inf, sqrt
-from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -33,13 +32,13 @@ OUT_OF_PROPORTION = 1e6  # times the others' root mean square: no unit of measur
 
 
 class Sums(eqx.Module):
-    """All that a client sends about its columns for scaling them.
+    """What a client sends about its columns so that they can be scaled.
 
     Attributes:
         columns: their names.
         num_rows: n.
-        sum: of each, of its differences from an agreed value.
-        sum_of_squares: of these differences.
+        sum: per column, of the differences from an agreed value.
+        sum_of_squares: per column, of these differences.
     """
 
     columns: tuple[str, ...] = eqx.field(static=True)
@@ -59,12 +58,12 @@ class ScaledColumn(Record):
 
 @dataclass(frozen=True)
 class Scaling(Record):
-    """The centres and scales of what has one. It is fixed before the first round, and so is the prior with it.
+    """Centres and scales. They are fixed before the first round, and so is the prior with them.
 
     Attributes:
         columns: numeric predictors, scaled before the formula computes with them.
-        outcome: that of linear regression; None takes it as it is.
-        design: the columns of the formula's matrix, computed from scaled predictors; none takes them as they are.
+        outcome: for families that scale it; None leaves it as it is.
+        design: the columns of the formula's matrix, computed from scaled predictors; empty leaves them as they are.
     """
 
     columns: tuple[ScaledColumn, ...] = ()
@@ -78,7 +77,7 @@ class Scaling(Record):
 
     @property
     def is_usable(self) -> bool:
-        """Whether all centres are numbers, and all scales positive, of a size that can be computed with."""
+        """Whether all centres are finite and all scales positive, and none is too large or small to compute with."""
         return all(abs(column.centre) < LARGEST and 1 / LARGEST < column.scale < LARGEST for column in self.all_columns)
 
     @property
@@ -92,7 +91,7 @@ class Scaling(Record):
         return (*self.before_design, *self.design)
 
     def apply(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The values that the model computes with; columns that are not scaled stay."""
+        """The values that the model computes with; columns that are not scaled are unchanged."""
         scaled = {column.name: column for column in self.columns}
         return {
             name: (column - scaled[name].centre) / scaled[name].scale if name in scaled else column
@@ -113,7 +112,7 @@ class Scaling(Record):
             return x
         return (x - [column.centre for column in self.design]) / [column.scale for column in self.design]
 
-    def apply_to_outcome(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def apply_to_outcome(self, y: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "n ..."]:
         """The outcomes that the model computes with."""
         return y if self.outcome is None else (y - self.outcome.centre) / self.outcome.scale
 
@@ -124,7 +123,14 @@ def sums_of(
     num_rows: int,
     centres: Mapping[str, float] | None = None,
 ) -> Sums:
-    """A client's sums around agreed values (0 where none is given), each the float nearest to the exact one."""
+    """A client's sums around agreed values, each rounded once.
+
+    Args:
+        columns: to be summed.
+        values: of the client's rows, by column.
+        num_rows: of the client.
+        centres: the agreed values; 0 for columns without one.
+    """
     around = centres or {}
     numbers = [np.asarray(values[name], float) - around.get(name, 0.0) for name in columns]
     return Sums(
@@ -136,21 +142,21 @@ def sums_of(
 
 
 def reason_to_refuse(
-    sums: Any, columns: Sequence[str], farthest: Mapping[str, float] | None = None, most_rows: int = MOST_ROWS
+    sums: object, columns: Sequence[str], farthest: Mapping[str, float] | None = None, most_rows: int = MOST_ROWS
 ) -> str | None:
-    """Why a client's sums cannot be used; None where they can.
+    """Why a client's sums cannot be used, or None.
 
     Sums of n numbers satisfy (sum x)^2 <= n * sum x^2, up to rounding, and a sum of squares is not negative. Numbers
     within h of the agreed value have sum x^2 <= n h^2.
 
     Args:
-        sums: as they came.
-        columns: those that the study asks for.
+        sums: as they were received.
+        columns: those that the study scales.
         farthest: h of the columns whose range is declared.
-        most_rows: that a client may have.
+        most_rows: the largest number of rows that a client may have.
     """
     if not isinstance(sums, Sums) or tuple(sums.columns) != tuple(columns):
-        return "they are not those that the study asks for"
+        return "they are not sums of the study's columns"
     num_rows, total, squares = (np.asarray(value) for value in (sums.num_rows, sums.sum, sums.sum_of_squares))
     if num_rows.shape != () or num_rows.dtype.kind not in "iu" or not 1 <= num_rows <= most_rows:
         return f"the number of rows must be a count from 1 to {most_rows:,}"
@@ -168,9 +174,9 @@ def reason_to_refuse(
 
 
 def out_of_proportion(sums: Mapping[str, Sums]) -> dict[str, str]:
-    """Clients whose values are beyond all proportion to the others', with the reason: one would set everybody's scale.
+    """Clients whose values are far larger than those of the others, with the reason. One of them would set all scales.
 
-    It compares the root mean square of each column, around its agreed value, with the median of the other clients'.
+    This compares the root mean square of each column, around its agreed value, with the median of the other clients'.
     """
     roots = {name: np.sqrt(own.sum_of_squares / float(own.num_rows)) for name, own in sums.items()}
     found = {}
@@ -194,16 +200,16 @@ def scaling_from(
     around_zero: bool = False,
     allow_constant: bool = False,
 ) -> tuple[ScaledColumn, ...]:
-    """Centre and scale of each column over all clients. Exact but for the rounding of the clients' sums.
+    """Centre and scale of each column over all clients, exact except for the rounding of the clients' sums.
 
     Args:
         totals: one per client.
-        centres: the agreed values that the sums are around.
-        around_zero: leave the centre at 0, and scale by the root mean square; for formulas without an intercept.
-        allow_constant: a column that does not vary gets the scale 1; else it is refused.
+        centres: the agreed values around which the columns were summed.
+        around_zero: leave the centre at 0 and scale by the root mean square; for formulas without an intercept.
+        allow_constant: a column that does not vary gets the scale 1; otherwise it is refused.
     """
     if not totals:
-        raise CavityError("the scaling comes from the clients' sums, and there are none yet")
+        raise CavityError("the scaling is computed from the clients' sums, and there are none yet")
     columns = totals[0].columns
     for client in totals:
         if client.columns != columns:
@@ -224,8 +230,8 @@ def scaling_from(
         scale = sqrt(variance) if variance > ROUNDING * float(square) else 0.0
         if scale == 0.0 and not allow_constant:
             raise CavityError(
-                f"column '{name}' has (nearly) the same value in all rows of all clients, so it has no scale; take it "
-                "out of the formula, or give it a fixed scaling. If it varies around a large value, declare its range"
+                f"column '{name}' has (nearly) the same value in all rows of all clients, so it has no scale; remove "
+                "it from the formula, or give it a fixed scaling. If it varies around a large value, declare its range"
             )
         scaled.append(ScaledColumn(name, float(centre), scale or 1.0))
     return tuple(scaled)

@@ -1,6 +1,7 @@
-"""Strict reading of the tables of a file: every key is known, of its type and in its range, or it is a problem.
+"""Strict reading of the tables of a file: every key must be known, of its type and in its range.
 
-Problems are collected, so that a user sees all of them at once; what a method returns after one is a stand-in.
+Problems are collected, so that a user sees all of them at once. After a problem a method returns the default, or for a
+required key a placeholder of the right type; `Page.finish` raises before anything uses it.
 """
 
 from __future__ import annotations
@@ -8,49 +9,59 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import TypeVar
 
 from cavity.errors import CavityError, StudyError
 from cavity.study.line_numbers import line_of, spelled
-from cavity.study.schema import Part
+from cavity.study.part import Part
 
-NEEDED: Any = object()  # the default of a key that must be there
 LARGEST = 2**63  # of a whole number in a file
+PLACEHOLDER = "unknown"  # for a required text that is missing
+
+T = TypeVar("T")
+D = TypeVar("D")
+Plain = str | int | float | bool
 
 
 class Page:
-    """A file being read, and what is wrong with it so far."""
+    """A file that is being read, and what is wrong with it so far."""
 
     def __init__(self, text: str):
         self.text = text
         self.problems: list[str] = []
 
     def problem(self, path: tuple[str, ...], message: str) -> None:
-        """Note what is wrong with a key."""
+        """Record what is wrong with a key."""
         line = line_of(self.text, path)
         key = spelled(path)
         where = key if line is None else f"{key} (line {line})"
         self.problems.append(f"{where}: {message}" if key else message)
 
     def finish(self) -> None:
-        """Raise StudyError if anything was wrong."""
+        """Raise StudyError if anything is wrong."""
         if self.problems:
             raise StudyError(*self.problems)
 
 
 class Section:
-    """One table: keys are asked for by name, and `close` refuses all others."""
+    """One table of a file. Keys are read by name; `close` refuses all others.
 
-    def __init__(self, page: Page, path: tuple[str, ...], values: Mapping[str, Any]):
+    Args:
+        page: the file.
+        path: the keys that lead to this table.
+        values: of the table, as TOML gives them.
+    """
+
+    def __init__(self, page: Page, path: tuple[str, ...], values: Mapping[str, object]):
         self.page, self.path, self._values = page, path, values
         self._known: list[str] = []
 
     def problem(self, key: str, message: str) -> None:
-        """Note what is wrong with one of this table's keys."""
+        """Record what is wrong with one of this table's keys."""
         self.page.problem((*self.path, key), message)
 
     def has(self, key: str) -> bool:
-        """Whether the file has it."""
+        """Whether the file has the key."""
         return key in self._values
 
     def names(self) -> list[str]:
@@ -58,136 +69,246 @@ class Section:
         return list(self._values)
 
     def is_table(self, key: str) -> bool:
-        """Whether the file has a table there."""
-        return isinstance(self._values.get(key), dict)
+        """Whether the value of the key is a table."""
+        return _table(self._values.get(key)) is not None
 
-    def text(self, key: str, default: Any = NEEDED) -> Any:
+    def text(self, key: str, default: D) -> str | D:
         """A text that is not empty."""
-        return self._take(key, default, lambda value: isinstance(value, str) and value.strip() != "", "a text")
+        return self._read(key, _text, "a text", default)
 
-    def word(self, key: str, words: Collection[str], default: Any = NEEDED) -> Any:
-        """One of some words."""
-        value = self._take(key, default, lambda value: isinstance(value, str), f"one of {', '.join(words)}")
-        if isinstance(value, str) and value not in words and value is not default:
-            self.problem(key, f"there is no {value!r}{_nearest(value, words)}; there is: {', '.join(words)}")
-            return None if default is NEEDED else default
-        return value
+    def required_text(self, key: str) -> str:
+        """A text that is not empty."""
+        return self._required(key, _text, "a text", PLACEHOLDER)
 
-    def whole(self, key: str, default: Any = NEEDED, *, least: int = 0) -> Any:
+    def word(self, key: str, words: Collection[str], default: D) -> str | D:
+        """One of the given words."""
+        value = self._read(key, _any_text, f"one of {', '.join(words)}", None)
+        return default if value is None or not self._is_known(key, value, words) else value
+
+    def required_word(self, key: str, words: Collection[str], shown: str = "") -> str | None:
+        """One of the given words; None after a problem.
+
+        Args:
+            key: of this table.
+            words: those that are allowed.
+            shown: how a message lists them; by default separated by commas.
+        """
+        value = self._required(key, _any_text, f"one of {shown or ', '.join(words)}", "")
+        return value if value and self._is_known(key, value, words, shown) else None
+
+    def whole(self, key: str, default: D, *, least: int = 0) -> int | D:
         """A whole number of at least `least`."""
+        return self._read(key, _whole_from(least), f"a whole number of at least {least}", default)
 
-        def fits(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and least <= value < LARGEST
+    def required_whole(self, key: str, *, least: int = 0) -> int:
+        """A whole number of at least `least`."""
+        return self._required(key, _whole_from(least), f"a whole number of at least {least}", least)
 
-        return self._take(key, default, fits, f"a whole number of at least {least}")
+    def required_number(self, key: str) -> float:
+        """A finite number."""
+        return self._required(key, as_number, "a number", 0.0)
 
-    def number(self, key: str, default: Any = NEEDED) -> Any:
-        """A finite number, as a float."""
-        value = self._take(key, default, is_number, "a number")
-        return float(value) if is_number(value) else value
+    def positive(self, key: str, default: D) -> float | D:
+        """A positive finite number."""
+        return self._read(key, _positive, "a positive number", default)
 
-    def positive(self, key: str, default: Any = NEEDED) -> Any:
-        """A positive finite number, as a float."""
-        value = self._take(key, default, lambda value: is_number(value) and value > 0, "a positive number")
-        return float(value) if is_number(value) else value
+    def required_positive(self, key: str) -> float:
+        """A positive finite number."""
+        return self._required(key, _positive, "a positive number", 1.0)
 
-    def texts(self, key: str, default: Any = NEEDED) -> tuple[str, ...]:
-        """A list of different texts; whole numbers are taken as texts, since levels are often coded so."""
-
-        def fits(value: Any) -> bool:
-            return isinstance(value, list) and all(
-                (isinstance(item, str) and item != "") or (isinstance(item, int) and not isinstance(item, bool))
-                for item in value
-            )
-
-        values = tuple(str(item) for item in self._take(key, default, fits, "a list of texts") or ())
+    def texts(self, key: str, *, required: bool = True) -> tuple[str, ...]:
+        """A list of different texts; whole numbers are read as texts, because levels are often coded as numbers."""
+        what = "a list of texts"
+        values = self._required(key, _texts, what, ()) if required else self._read(key, _texts, what, ())
         if twice := sorted({value for value in values if values.count(value) > 1}):
-            self.problem(key, f"{twice[0]!r} is there twice")
+            self.problem(key, f"{twice[0]!r} is listed twice")
         return values
 
     def interval(self, key: str) -> tuple[float, float] | None:
-        """A list [smallest, largest], where `-inf` and `inf` leave an end open; None if it is not there."""
+        """A list [smallest, largest], where `-inf` and `inf` leave an end open; None if the file does not have it."""
+        return self._read(key, _interval, "a list [smallest, largest] of two numbers", None)
 
-        def fits(value: Any) -> bool:
-            numbers = isinstance(value, list) and len(value) == 2 and all(is_number(v, finite=False) for v in value)
-            return numbers and value[0] < value[1]
+    def part(self, key: str, make: Mapping[str, Callable[..., object]], default: Part | None = None) -> Part | None:
+        """A name, or a table with one name and a number.
 
-        value = self._take(key, None, fits, "a list [smallest, largest] of two numbers")
-        return None if value is None else (float(value[0]), float(value[1]))
-
-    def part(self, key: str, make: Mapping[str, Callable[..., Any]], default: Any = NEEDED) -> Any:
-        """A word, or a table with one word and a number; `make` has what each word builds, which checks the number."""
-        value = self._take(key, default, lambda value: isinstance(value, (str, dict)), "a word or { word = number }")
-        if isinstance(value, str):
-            part = Part(value)
-        elif isinstance(value, dict):
-            word, number = next(iter(value.items()), ("", math.nan))
-            if len(value) != 1 or not is_number(number):
-                self.problem(key, "it must be a word, or one word and its number: { word = number }")
-                return None
-            part = Part(word, float(number))
-        else:
-            return value
-        if part.word not in make:
-            self.problem(key, f"there is no {part.word!r}{_nearest(part.word, make)}; there is: {', '.join(make)}")
-            return None
+        Args:
+            key: of this table.
+            make: what each name builds; building it checks the number.
+            default: if the file does not have the key; None requires it.
+        """
+        what = "a name or { name = number }"
+        read = self._required(key, _part, what, None) if default is None else self._read(key, _part, what, default)
+        if read is None or read is default or not self._is_known(key, read.word, make):
+            return default
         try:
-            make[part.word](*([] if part.number is None else [part.number]))
+            make[read.word](*([] if read.number is None else [read.number]))
         except TypeError:
-            problem = f"needs a number: {{ {part.word} = ... }}" if part.number is None else "takes no (such) number"
-            self.problem(key, f"{part.word!r} {problem}")
+            problem = f"needs a number: {{ {read.word} = ... }}" if read.number is None else "takes no (such) number"
+            self.problem(key, f"{read.word!r} {problem}")
         except CavityError as error:
             self.problem(key, str(error))
-        return part
+        return read
 
-    def plain(self, key: str) -> dict[str, Any]:
-        """A table of numbers, texts and truth values under names of the user's own."""
-        values = self._take(key, {}, lambda value: isinstance(value, dict), "a table")
-        for name, value in values.items():
-            if not isinstance(value, (str, int, float)):
-                self.problem(key, f"{name!r} must be a number, a text, true or false")
-        return values
+    def plain(self, key: str) -> dict[str, Plain]:
+        """A table of numbers, texts and truth values under names that the user chooses."""
+        found: dict[str, Plain] = {}
+        for name, value in (self._read(key, _table, "a table", None) or {}).items():
+            match value:
+                case str() | int() | float():
+                    found[name] = value
+                case _:
+                    self.problem(key, f"{name!r} must be a number, a text, true or false")
+        return found
 
-    def section(self, key: str, *, needed: bool = False) -> Section:
-        """A table inside of this one; an empty one if it is not there."""
-        values = self._take(key, NEEDED if needed else {}, lambda value: isinstance(value, dict), "a table")
-        return Section(self.page, (*self.path, key), values or {})
+    def section(self, key: str, *, required: bool = False) -> Section:
+        """A table inside this one; an empty one if the file does not have it."""
+        values = self._required(key, _table, "a table", {}) if required else self._read(key, _table, "a table", {})
+        return Section(self.page, (*self.path, key), values)
 
     def each(self) -> Iterator[tuple[str, Section]]:
-        """The tables inside of this one, by the names that the user gave them."""
+        """The tables inside this one, by the names that the user gave them."""
         for name in self._values:
             yield name, self.section(name)
 
-    def close(self) -> None:
-        """Refuse keys that were not asked for."""
-        for key in self._values:
-            if key not in self._known:
-                known = ", ".join(self._known)
-                self.problem(key, f"there is no such key{_nearest(key, self._known)}; here are: {known}")
+    def refuse(self, key: str, message: str) -> None:
+        """Record a problem if the file has the key; the key then counts as read."""
+        if self.has(key):
+            self._known.append(key)
+            self.problem(key, message)
 
-    def _take(self, key: str, default: Any, fits: Callable[[Any], bool], what: str) -> Any:
+    def ignore(self, *keys: str) -> None:
+        """Accept these keys without reading them."""
+        self._known.extend(keys)
+
+    def close(self, renamed: Mapping[str, str] | None = None) -> None:
+        """Refuse keys that were not read.
+
+        Args:
+            renamed: keys of earlier versions, with their new names.
+        """
+        for key in self._values:
+            if key in self._known:
+                continue
+            if new := (renamed or {}).get(key):
+                self.problem(key, f"unknown key {key!r}; use {new!r}")
+            else:
+                hint = nearest(key, self._known)
+                self.problem(key, f"unknown key {key!r}{hint}; choose one of: {', '.join(self._known)}")
+
+    def _is_known(self, key: str, word: str, words: Collection[str], shown: str = "") -> bool:
+        if word not in words:
+            choices = shown or ", ".join(words)
+            self.problem(key, f"unknown {key} {word!r}{nearest(word, words)}; choose one of: {choices}")
+        return word in words
+
+    def _read(self, key: str, read: Callable[[object], T | None], what: str, default: D) -> T | D:
         self._known.append(key)
         if key not in self._values:
-            if default is NEEDED:
-                self.problem(key, f"it is missing; it must be {what}")
-                return None
             return default
-        value = self._values[key]
-        if fits(value):
+        if (value := read(self._values[key])) is not None:
             return value
-        self.problem(key, f"it must be {what}, not {value!r}")
-        return None if default is NEEDED else default
+        self.problem(key, f"must be {what}, not {self._values[key]!r}")
+        return default
+
+    def _required(self, key: str, read: Callable[[object], T | None], what: str, placeholder: D) -> T | D:
+        if key not in self._values:
+            self.problem(key, f"missing; it must be {what}")
+        return self._read(key, read, what, placeholder)
 
 
-def is_number(value: Any, *, finite: bool = True) -> bool:
-    """Whether it is a number, and not a truth value or NaN."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    if isinstance(value, int):
-        return abs(value) < LARGEST
-    return math.isfinite(value) if finite else not math.isnan(value)
+def as_number(value: object, *, finite: bool = True) -> float | None:
+    """A number as a float; None if it is something else, a truth value or NaN."""
+    match value:
+        case bool():
+            return None
+        case int():
+            return float(value) if abs(value) < LARGEST else None
+        case float():
+            return value if (math.isfinite(value) if finite else not math.isnan(value)) else None
+        case _:
+            return None
 
 
-def _nearest(word: str, known: Collection[str]) -> str:
+def nearest(word: str, known: Collection[str]) -> str:
+    """A hint at the known word that is most like this one, or nothing."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)
-    return f" (is {near[0]!r} meant?)" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _any_text(value: object) -> str | None:
+    match value:
+        case str():
+            return value
+        case _:
+            return None
+
+
+def _text(value: object) -> str | None:
+    text = _any_text(value)
+    return text if text is not None and text.strip() else None
+
+
+def _table(value: object) -> dict[str, object] | None:
+    match value:
+        case dict():
+            return {str(key): item for key, item in value.items()}
+        case _:
+            return None
+
+
+def _whole_from(least: int) -> Callable[[object], int | None]:
+    def read(value: object) -> int | None:
+        match value:
+            case bool():
+                return None
+            case int() if least <= value < LARGEST:
+                return value
+            case _:
+                return None
+
+    return read
+
+
+def _positive(value: object) -> float | None:
+    number = as_number(value)
+    return number if number is not None and number > 0 else None
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    match value:
+        case list():
+            found = [_level(item) for item in value]
+            return None if None in found else tuple(item for item in found if item is not None)
+        case _:
+            return None
+
+
+def _level(item: object) -> str | None:
+    match item:
+        case bool() | "":
+            return None
+        case str() | int():
+            return str(item)
+        case _:
+            return None
+
+
+def _interval(value: object) -> tuple[float, float] | None:
+    match value:
+        case [first, second]:
+            low, high = as_number(first, finite=False), as_number(second, finite=False)
+            return (low, high) if low is not None and high is not None and low < high else None
+        case _:
+            return None
+
+
+def _part(value: object) -> Part | None:
+    match value:
+        case str():
+            return Part(value)
+        case dict() if len(value) == 1:
+            word, number = next(iter(value.items()))
+            found = as_number(number)
+            return None if found is None else Part(str(word), found)
+        case _:
+            return None

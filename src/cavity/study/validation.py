@@ -1,4 +1,4 @@
-"""What in a study does not fit together, though each key by itself is right."""
+"""Contradictions between the keys of a study, each of which is valid by itself."""
 
 from __future__ import annotations
 
@@ -6,30 +6,20 @@ import difflib
 from collections.abc import Iterator
 
 from cavity.errors import StudyError
-from cavity.study.columns import (
-    DATE_REMEDY,
-    Boolean,
-    Category,
-    Column,
-    FixedScaling,
-    Integer,
-    Missing,
-    Number,
-    ScalingRule,
-    Text,
-)
-from cavity.study.formula import parse_formula
+from cavity.study.columns import Column, FixedScaling, Missing, ScalingRule
+from cavity.study.families.family import Family
+from cavity.study.formula import Formula, parse_formula
 from cavity.study.schema import Study
 
 Path = tuple[str, ...]
 
 
-def misfits(study: Study) -> Iterator[tuple[Path, str]]:
-    """The key that would have to change, and why."""
+def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
+    """The key that has to change, and the reason."""
     columns = {column.name: column for column in study.columns}
     if study.model.formula is None:
         for name, column in columns.items():
-            if isinstance(column, (Number, Integer)) and column.scaling is not None:
+            if column.scaling_rule is not None:
                 yield ("columns", name, "scaling"), "without a formula columns are not scaled; the model has to do it"
         return
     try:
@@ -37,69 +27,61 @@ def misfits(study: Study) -> Iterator[tuple[Path, str]]:
     except StudyError as error:
         yield ("model", "formula"), str(error)
         return
-    lacking = [name for name in (formula.outcome, *formula.predictors) if name not in columns]
-    for name in lacking:
+    undeclared = [name for name in formula.columns if name not in columns]
+    for name in undeclared:
         near = difflib.get_close_matches(name, list(columns), 1)
-        hint = f" (is {near[0]!r} meant?)" if near else ""
-        yield ("model", "formula"), f"it uses the column '{name}'{hint}; describe it in a table [columns.{name}]"
-    if lacking:
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        yield ("model", "formula"), f"undeclared column '{name}'{hint}; declare it in a table [columns.{name}]"
+    if undeclared:
         return
-    if study.model.kind is not None and (problem := outcome_misfit(study.model.kind, columns[formula.outcome])):
-        yield ("columns", formula.outcome, "type"), problem
-    if columns[formula.outcome].missing == Missing.LEVEL:
-        yield ("columns", formula.outcome, "missing"), "a missing outcome is no outcome; refuse or drop its row"
-    yield from _outcome_scaling_misfits(study, columns[formula.outcome])
+    outcome = tuple(columns[name] for name in formula.outcomes)
+    if (family := study.model.family) is not None:
+        yield from _outcome(family, formula, outcome)
+    for column in outcome:
+        if column.missing == Missing.LEVEL:
+            yield ("columns", column.name, "missing"), "a missing outcome cannot be used; refuse or drop its row"
     for name in formula.predictors:
-        if isinstance(columns[name], Text):
-            message = f"text cannot be in a formula; declare it as a category, or if it is a date, {DATE_REMEDY}"
-            yield ("columns", name, "type"), message
-        if name in formula.computed and isinstance(columns[name], Category):
+        if (problem := columns[name].formula_problem) is not None:
+            yield ("columns", name, "type"), f"'{name}' {problem}"
+        if name in formula.computed and columns[name].level_names:
             yield ("model", "formula"), f"it computes with '{name}', which is a category and not a number"
-        rule = getattr(columns[name], "scaling", None)
-        if name in formula.transformed and rule not in (None, ScalingRule.NONE):
+        if name in formula.transformed and columns[name].scaling_rule not in (None, ScalingRule.NONE):
             message = f"the formula takes a function of '{name}', so it cannot be scaled: set its scaling to \"none\""
             yield ("columns", name, "scaling"), message
-    yield from _prior_misfits(study)
+    yield from _prior(study)
 
 
-def outcome_misfit(kind: str, outcome: Column) -> str | None:
-    """Why a column cannot be the outcome of a regression, or None."""
-    if kind == "logistic":
-        two = isinstance(outcome, Category) and len(outcome.ordered) == 2
-        zero_one = isinstance(outcome, Integer) and outcome.range == (0.0, 1.0)
-        if not (two or zero_one or isinstance(outcome, Boolean)):
-            return "the outcome of logistic regression is boolean, a category of two levels, or 0 and 1"
-    if kind == "softmax" and not isinstance(outcome, Category):
-        return "the outcome of softmax regression is a category"
-    if kind == "linear" and not isinstance(outcome, (Number, Integer)):
-        return "the outcome of linear regression is a number"
-    if kind == "poisson" and not (isinstance(outcome, Integer) and (outcome.range or (-1.0,))[0] >= 0):
-        return "the outcome of Poisson regression is an integer with a range from 0, such as [0, inf]"
-    return None
+def left_side_problem(family: Family, formula: Formula) -> str | None:
+    """Why the left side of a formula is not one for a family, or None."""
+    if family.outcome_function == formula.outcome_function:
+        return None
+    if family.outcome_function is None:
+        return f"the family {family.name!r} takes one column on the left, not {formula.outcome_function}(...)"
+    return f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula"
 
 
-def _outcome_scaling_misfits(study: Study, outcome: Column) -> Iterator[tuple[Path, str]]:
-    """The outcome of linear regression is scaled, and no other."""
-    rule = getattr(outcome, "scaling", None)
-    if study.model.kind != "linear" and rule not in (None, ScalingRule.NONE):
-        yield ("columns", outcome.name, "scaling"), "only the outcome of linear regression is scaled"
+def _outcome(family: Family, formula: Formula, outcome: tuple[Column, ...]) -> Iterator[tuple[Path, str]]:
+    if problem := left_side_problem(family, formula):
+        yield ("model", "formula"), problem
+        return
+    if problem := family.outcome_problem(outcome):
+        yield ("columns", outcome[0].name, "type"), problem
+    for column in outcome:
+        if not family.scales_outcome and column.scaling_rule not in (None, ScalingRule.NONE):
+            yield ("columns", column.name, "scaling"), f"the family {family.name!r} does not scale its outcome"
 
 
-def _prior_misfits(study: Study) -> Iterator[tuple[Path, str]]:
-    """Scales of single coefficients are of some that there are; a centred outcome needs an intercept."""
-    from cavity.study.design import Design
-
-    assert study.model.formula is not None
-    design = Design(study.model.formula, study.used_columns[1:])
+def _prior(study: Study) -> Iterator[tuple[Path, str]]:
+    """Scales must be of coefficients that exist; a centred outcome needs an intercept."""
     try:
-        names = design.names
+        names = study.design.names
     except StudyError as error:
         yield ("model", "formula"), str(error)
         return
     rule = study.outcome_rule
-    if isinstance(rule, FixedScaling) and rule.centre != 0.0 and not design.intercept:
+    if isinstance(rule, FixedScaling) and rule.centre != 0.0 and not study.design.intercept:
         message = "without an intercept the outcome cannot be centred: give centre = 0"
         yield ("columns", study.used_columns[0].name, "scaling"), message
     for name, _ in () if study.prior is None else study.prior.scales:
         if name not in names:
-            yield ("prior", "scales", name), f"there is no such coefficient; there are {', '.join(names)}"
+            yield ("prior", "scales", name), f"unknown coefficient {name!r}; choose one of: {', '.join(names)}"

@@ -1,6 +1,6 @@
-"""Clients that are loaded when they work: a file each, one file with an index, or made when asked for.
+"""Clients that are loaded when they are needed: from one file each, from one indexed file, or generated.
 
-Each is a `ClientSource`, so that `cavity.run(algorithm, source)` holds a few of them at a time.
+Each is a `ClientSource`: `cavity.run(algorithm, source)` holds a few clients in memory at a time.
 """
 
 from cavity.datasets.sources.files import ClientFiles, write_client_files

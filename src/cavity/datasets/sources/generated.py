@@ -1,26 +1,31 @@
-"""Clients that are made when they are asked for: a simulated federation of any size that no disk has to hold."""
+"""Clients that are generated when they are needed: a simulated federation of any size, without files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from cavity.core import ClientSource
 from cavity.errors import DataError
 
 PREFIX = "client-"
-Make = Callable[[np.random.Generator, int, int], Any]
+Make = Callable[[np.random.Generator, int, int], PyTree]
 
 
 @dataclass(frozen=True)
 class HeavyTailed:
     """Numbers of rows per client with this mean and standard deviation: log-normal, rounded, at least 1.
 
-    Most clients are small and a few very large, as where people are clients. A `maximum` cuts the tail off, which makes
-    mean and standard deviation smaller than they say.
+    Most clients are small and a few are very large, as in federations of personal devices.
+
+    Attributes:
+        mean: of the number of rows.
+        sd: its standard deviation.
+        maximum: largest number of rows, or None. It cuts off the tail, so the actual mean and standard deviation are
+            smaller than `mean` and `sd`.
     """
 
     mean: float | int
@@ -29,12 +34,14 @@ class HeavyTailed:
 
     def __post_init__(self) -> None:
         if not (self.mean >= 1 and self.sd >= 0):
-            raise DataError(f"sizes need a mean of at least 1 and an sd of at least 0; not {self.mean} and {self.sd}")
+            raise DataError(
+                f"sizes need a mean of at least 1 and an sd of at least 0; they are {self.mean} and {self.sd}"
+            )
         if self.maximum is not None and self.maximum < 1:
-            raise DataError(f"a client has at least one row; the maximum cannot be {self.maximum}")
+            raise DataError(f"a client has at least one row, so the maximum cannot be {self.maximum}")
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
-        """The numbers of rows of so many clients."""
+        """Draw the numbers of rows of `num_clients` clients."""
         # log-normal with E = exp(mu + s^2 / 2) and (sd / E)^2 = exp(s^2) - 1
         variance = np.log1p((self.sd / self.mean) ** 2)
         sizes = np.exp(np.log(self.mean) - variance / 2 + np.sqrt(variance) * rng.standard_normal(num_clients))
@@ -48,13 +55,13 @@ EMNIST = HeavyTailed(198, 77)
 
 
 class Generated(ClientSource):
-    """`num_clients` clients called client-0, client-1, ...; the data of each follow from the seed and its number alone.
+    """Clients called client-0, client-1, and so on. The data of a client depend on the seed and its number only.
 
     Args:
-        num_clients: how many.
-        sizes: how many rows each has: a distribution, one number for all, or one for each.
-        make: `make(rng, num_rows, number)` gives a client's data, in any form that `cavity.run` takes from a dict.
-        seed: of sizes and data.
+        num_clients: number of clients.
+        sizes: numbers of rows: a distribution, one number for all clients, or one for each.
+        make: `make(rng, num_rows, number)` returns the data of a client, in any form that `cavity.run` accepts.
+        seed: random seed of sizes and data.
 
     Example:
         >>> source = Generated(3, HeavyTailed(20, 30), lambda rng, num_rows, i: rng.normal(i, 1.0, num_rows))
@@ -68,10 +75,10 @@ class Generated(ClientSource):
         self, num_clients: int, sizes: HeavyTailed | int | Sequence[int] | np.ndarray, make: Make, *, seed: int = 0
     ):
         if num_clients < 1:
-            raise DataError(f"a federation needs at least one client; {num_clients} were asked for")
+            raise DataError(f"a federation needs at least one client; num_clients is {num_clients}")
         self._make, self._seed = make, seed
         if isinstance(sizes, HeavyTailed):
-            # a stream of its own: the data of a client do not depend on how many others there are
+            # a separate stream, so that the data of a client do not depend on the number of clients
             self._sizes = sizes.draw(np.random.default_rng([seed]), num_clients)
         else:
             self._sizes = np.broadcast_to(np.asarray(sizes, np.int64), num_clients)
@@ -83,7 +90,7 @@ class Generated(ClientSource):
     def names(self) -> Sequence[str]:
         return self._names
 
-    def load(self, names: Sequence[str]) -> list[Any]:
+    def load(self, names: Sequence[str]) -> list[PyTree]:
         numbers = [self._number(name) for name in names]
         return [self._make(np.random.default_rng([self._seed, i]), int(self._sizes[i]), i) for i in numbers]
 
@@ -93,5 +100,5 @@ class Generated(ClientSource):
     def _number(self, name: str) -> int:
         digits = name.removeprefix(PREFIX)
         if not (digits.isdecimal() and int(digits) < len(self._names) and self._names[int(digits)] == name):
-            raise DataError(f"there is no client {name!r}; there are {PREFIX}0 to {self._names[-1]}")
+            raise DataError(f"unknown client {name!r}; choose one of {PREFIX}0 to {self._names[-1]}")
         return int(digits)

@@ -1,7 +1,7 @@
-"""All clients' rows behind one another, and an index of where each client's begin: read by memory map.
+"""The rows of all clients in one file per array, with an index of the first row of each client; read by memory map.
 
-A folder has one `.npy` file per array and `index.json`, with the clients' names and the first row of each. The index
-is written last: without it, the writing was interrupted.
+A folder has one `.npy` file per array, and `index.json` with the names of the clients and the first row of each. The
+index is written last. If it is missing, writing was interrupted.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from cavity.core import ClientSource
-from cavity.datasets.sources.arrays import Clients, as_value, named_arrays, one_by_one
+from cavity.datasets.sources.arrays import Clients, Rows, as_rows, named_arrays, one_by_one
 from cavity.errors import DataError
 
 INDEX = "index.json"
@@ -23,19 +23,19 @@ AGAIN = "write it again with `write_indexed_clients`"
 
 
 class IndexedClients(ClientSource):
-    """Clients in one file per array, of which only the rows asked for are read.
+    """Clients in one file per array. Only the rows of the clients that are loaded are read.
 
     Args:
-        folder: what `write_indexed_clients` wrote.
+        folder: written by `write_indexed_clients`.
 
     Raises:
-        DataError: where files are missing or damaged, or the index does not fit the rows.
+        DataError: a file is missing or damaged, or the index and the rows do not agree.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = Path(folder)
         if not self._folder.is_dir():
-            raise DataError(f"{self._folder}: there is no such folder; check the path, or {AGAIN}")
+            raise DataError(f"{self._folder}: folder not found; check the path, or {AGAIN}")
         arrays, self._names, self._offsets = self._index()
         self._arrays = [self._mapped(name) for name in arrays]
         self._places = {name: place for place, name in enumerate(self._names)}
@@ -44,8 +44,8 @@ class IndexedClients(ClientSource):
     def names(self) -> Sequence[str]:
         return self._names
 
-    def load(self, names: Sequence[str]) -> list[Any]:
-        return [as_value([np.array(array[rows]) for array in self._arrays]) for rows in map(self._rows, names)]
+    def load(self, names: Sequence[str]) -> list[Rows]:
+        return [as_rows([np.array(array[rows]) for array in self._arrays]) for rows in map(self._rows, names)]
 
     def num_rows(self, name: str) -> int:
         rows = self._rows(name)
@@ -53,7 +53,7 @@ class IndexedClients(ClientSource):
 
     def _rows(self, name: str) -> slice:
         if name not in self._places:
-            raise DataError(f"{self._folder / INDEX}: it has no client {name!r}; {AGAIN}")
+            raise DataError(f"{self._folder / INDEX}: client {name!r} not found; {AGAIN}")
         place = self._places[name]
         return slice(int(self._offsets[place]), int(self._offsets[place + 1]))
 
@@ -63,15 +63,17 @@ class IndexedClients(ClientSource):
             index = json.loads(path.read_bytes())
             arrays, names, offsets = index["arrays"], index["names"], np.array(index["offsets"], np.int64)
         except FileNotFoundError:
-            raise DataError(f"{path}: there is no index; the writing was interrupted: {AGAIN}") from None
+            raise DataError(f"{path}: index not found, because writing was interrupted; {AGAIN}") from None
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise DataError(f"{path}: the index cannot be read ({error}); it is damaged or cut off: {AGAIN}") from None
-        if not names or not all(isinstance(name, str) for name in names):
+            raise DataError(
+                f"{path}: the index cannot be read ({error}), because it is damaged or cut off; {AGAIN}"
+            ) from None
+        if set(map(type, names)) != {str}:
             raise DataError(f"{path}: the index names no clients; {AGAIN}")
         if offsets.shape != (len(names) + 1,) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
             raise DataError(
                 f"{path}: the index has {len(names)} clients and {offsets.size} offsets; there must be one more offset "
-                f"than clients, from 0 on and never less than the one before: {AGAIN}"
+                f"than clients, starting at 0 and never decreasing; {AGAIN}"
             )
         return arrays, names, offsets
 
@@ -80,11 +82,11 @@ class IndexedClients(ClientSource):
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
-            raise DataError(f"{path}: there is no such file, but the index speaks of it; {AGAIN}") from None
+            raise DataError(f"{path}: file not found, but the index names it; {AGAIN}") from None
         except (ValueError, EOFError, OSError) as error:
             raise DataError(f"{path}: it cannot be read as an array ({error}); {AGAIN}") from None
         if len(array) != self._offsets[-1]:
-            raise DataError(f"{path}: it has {len(array):,} rows, the index {self._offsets[-1]:,}; {AGAIN}")
+            raise DataError(f"{path}: it has {len(array):,} rows, and the index {self._offsets[-1]:,}; {AGAIN}")
         return array
 
 
@@ -93,7 +95,15 @@ def write_indexed_clients(
     clients: Clients,
     arrays: Sequence[str] = ("x", "y"),
 ) -> IndexedClients:
-    """Write all clients behind one another; given as (name, data) one after the other, one is held at a time.
+    """Write all clients to one file per array.
+
+    Args:
+        folder: created if missing.
+        clients: a mapping from name to data, or an iterable of such pairs, of which one is held in memory at a time.
+        arrays: names of the arrays of a client, in their order.
+
+    Returns:
+        The source that reads these files.
 
     Example: `write_indexed_clients("clients", ((name, load(name)) for name in names))`
     """
@@ -105,7 +115,7 @@ def write_indexed_clients(
     try:
         for name, value in one_by_one(clients):
             if name in names:
-                raise DataError(f"client {name!r} comes twice; every client needs a name of its own")
+                raise DataError(f"client {name!r} appears twice; every client needs a name of its own")
             parts = named_arrays(name, value, arrays)
             for file, part in zip(growing, parts.values(), strict=True):
                 file.append(name, part)
@@ -121,12 +131,12 @@ def write_indexed_clients(
 
 
 class _Growing:
-    """A `.npy` file to which rows are added: numpy leaves room in its header for their number."""
+    """A `.npy` file to which rows are appended. The header of numpy has room for the final number of rows."""
 
     def __init__(self, path: Path):
         self.num_rows = 0
         self._path = path
-        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 (it stays open while clients come)
+        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 (it stays open until all clients are written)
         self._like: np.ndarray | None = None
 
     def append(self, client: str, rows: np.ndarray) -> None:
@@ -135,14 +145,15 @@ class _Growing:
             self._header()
         if (rows.shape[1:], rows.dtype) != (self._like.shape[1:], self._like.dtype):
             raise DataError(
-                f"client {client!r}: rows of shape {rows.shape[1:]} and type {rows.dtype} for {self._path.name}, those "
-                f"before have {self._like.shape[1:]} and {self._like.dtype}; give all clients the same columns and type"
+                f"client {client!r}: rows of shape {rows.shape[1:]} and type {rows.dtype} for {self._path.name}, but "
+                f"earlier clients have {self._like.shape[1:]} and {self._like.dtype}; give all clients the same "
+                "columns and type"
             )
         self._file.write(np.ascontiguousarray(rows).data)
         self.num_rows += len(rows)
 
     def close(self) -> None:
-        """With the number of rows in its header."""
+        """Write the number of rows into the header, and close the file."""
         if self._like is not None:
             self._file.seek(0)
             self._header()

@@ -1,4 +1,4 @@
-"""Pictures of fits, as matplotlib figures (the extra `cavity[plots]`); nothing is shown or saved on its own."""
+"""Figures of fits, made with matplotlib (the extra `cavity[plots]`); nothing is shown or saved automatically."""
 
 from cavity.reporting.plots.bands import bands
 from cavity.reporting.plots.bundle import spread

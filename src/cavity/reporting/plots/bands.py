@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SHADES = ("#cfd8e3", "#a9bace", "#8299b4")  # bands, from the widest
 MEAN = "#1b2a41"
-MANY_CLIENTS = 8  # beyond so many, the legend does not name them
+MANY_CLIENTS = 8  # with more, the legend does not name them
 GAP = 0.02  # of the width, between neighbours in one lane
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -35,17 +35,17 @@ def bands(
 ) -> Figure:
     """Predictions of one or several methods side by side, over the same rows and on the same axes.
 
-    Inducing inputs stand below each panel: a dot at the mean, a line of one standard deviation to either side, and
-    beside each other in lanes where they would overlap.
+    Inducing inputs are below each panel: a dot at the mean and a line of one standard deviation to either side. Lines
+    that would overlap are in different lanes.
 
     Args:
         x: where predictions are made, ascending [m].
         predictions: method -> the predictive mean [m] and its quantiles [len(levels), m].
         clients: name -> inputs [n_k] and targets [n_k] of its rows, each with a colour and a marker.
         levels: of the quantiles, ascending, and symmetric around one half.
-        inducing: method -> means [M] and standard deviations [M] of the inducing inputs; those that are off the axis
-            are counted at its end.
-        truth: the function that the rows are noisy values of [m], if it is known.
+        inducing: method -> means [M] and standard deviations [M] of the inducing inputs; those outside the axis are
+            counted at its end.
+        truth: the true function [m], if it is known.
         x_label: of the horizontal axis.
         y_label: of the vertical axis.
 
@@ -65,7 +65,7 @@ def bands(
     ratios = [1.0] if inducing is None else [5.0, 1.0]
     num = len(predictions)
     figure = Figure(figsize=(5.2 * num + (1.2 if num == 1 else 0.4), 3.6 + 0.8 * len(ratios)), layout="constrained")
-    panels: Any = figure.subplots(
+    panels = figure.subplots(
         len(ratios), num, sharex=True, sharey="row", squeeze=False, gridspec_kw={"height_ratios": ratios}
     )
     for axes, (method, (mean, quantiles)) in zip(panels[0], predictions.items(), strict=True):
@@ -95,13 +95,13 @@ def bands(
 
 
 def _shares(levels: Sequence[float]) -> list[float]:
-    """Of the bands in percent, from the widest: what lies between a level and its mirror image."""
+    """The probability of each band in percent, from the widest."""
     lower = np.array(levels[: len(levels) // 2])
     ascending = np.all(np.diff(levels) > 0) and lower.size > 0 and levels[0] > 0
     if len(levels) % 2 or not ascending or not np.allclose(lower, 1 - np.array(levels[::-1])[: len(lower)]):
         raise CavityError(f"levels must ascend in pairs around one half, such as (0.05, 0.95); they are {levels}")
     if len(lower) > len(SHADES):
-        raise CavityError(f"there are shades for {len(SHADES)} bands; the levels ask for {len(lower)}")
+        raise CavityError(f"at most {len(SHADES)} bands can be drawn; the levels give {len(lower)}")
     return [float(100 * (1 - 2 * level)) for level in lower]
 
 
@@ -109,7 +109,7 @@ def _check(
     x: np.ndarray, predictions: Mapping[str, Pair], num_levels: int, inducing: Mapping[str, Pair] | None
 ) -> None:
     if not predictions:
-        raise CavityError("there is nothing to draw: no method has a prediction")
+        raise CavityError("there is nothing to draw: no method has a prediction; give at least one")
     for method, (mean, quantiles) in predictions.items():
         if np.shape(mean) != (len(x),) or np.shape(quantiles) != (num_levels, len(x)):
             raise CavityError(
@@ -118,7 +118,7 @@ def _check(
             )
         if inducing is not None and method not in inducing:
             raise CavityError(
-                f"{method!r} has no inducing inputs; there are those of: {', '.join(inducing) or 'nobody'}"
+                f"{method!r} has no inducing inputs; there are inducing inputs of: {', '.join(inducing) or 'none'}"
             )
 
 
@@ -138,7 +138,7 @@ def _rows(axes: Axes, clients: Mapping[str, Pair]) -> None:
 
 
 def _strip(axes: Axes, means: np.ndarray, deviations: np.ndarray) -> int:
-    """Inducing inputs as dots with a standard deviation to either side; the last lane that they need."""
+    """Draw inducing inputs as dots with lines of one standard deviation; returns the number of the last lane."""
     low, high = axes.get_xlim()
     means, deviations = np.ravel(means), np.ravel(deviations)
     lane = _lanes(means, deviations, GAP * (high - low))
@@ -154,7 +154,7 @@ def _strip(axes: Axes, means: np.ndarray, deviations: np.ndarray) -> int:
 
 
 def _lanes(means: np.ndarray, deviations: np.ndarray, gap: float) -> np.ndarray:
-    """The first lane in which each line, from the left, touches no other."""
+    """The first lane, from the left, in which each line touches no other."""
     lanes, ends = np.zeros(len(means), int), []
     for i in np.argsort(means - deviations, kind="stable"):
         start, end = means[i] - deviations[i], means[i] + deviations[i]

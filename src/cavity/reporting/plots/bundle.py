@@ -1,4 +1,4 @@
-"""One number of several methods against what it cost, with its spread over seeds."""
+"""A metric of several methods against its cost, with its spread over seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MANY_POINTS = 40  # beyond so many, a marker on each would hide the line
+MANY_POINTS = 40  # with more, a marker on each would hide the line
 
 
 def spread(
@@ -32,9 +32,9 @@ def spread(
     Args:
         runs: method -> one history for each seed.
         metric: the entry of a record on the vertical axis.
-        against: the entry on the horizontal axis, on a logarithmic scale; its mean over seeds, where they differ.
-        label: of the vertical axis; None takes the entry's name.
-        reference: a value to reach, drawn as a line.
+        against: the entry on the horizontal axis, on a logarithmic scale; its mean over seeds where they differ.
+        label: of the vertical axis; None uses the name of the entry.
+        reference: a target value, drawn as a line.
         axes: where to draw; None makes a figure.
 
     Returns:
@@ -48,11 +48,11 @@ def spread(
     axes = axes_or_new(axes, 5.2, 3.8)
     axes.set_xscale("log")
     if not runs:
-        raise CavityError("there is nothing to draw: no method has a run yet")
+        raise CavityError("there is nothing to draw: no method has a run; give at least one")
     for i, (name, histories) in enumerate(runs.items()):
         length = min((len(history) for history in histories), default=0)
         if length == 0:
-            raise CavityError(f"there is nothing to draw of {name!r}: it has no round yet")
+            raise CavityError(f"there is nothing to draw of {name!r}: it has no round; run it first")
         x, y = (np.array([[record[entry] for record in history[:length]] for history in histories], float)
                 for entry in (against, metric))  # fmt: skip
         across, middle, sd = x.mean(axis=0), y.mean(axis=0), y.std(axis=0)

@@ -1,4 +1,4 @@
-"""How a run approaches its fixed point, round by round, on a logarithmic scale."""
+"""Convergence of a run to its fixed point, round by round, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MANY_POINTS = 40  # beyond so many, a marker on each would hide the line
+MANY_POINTS = 40  # with more, a marker on each would hide the line
 
 
 def convergence(
@@ -30,21 +30,21 @@ def convergence(
 
     Args:
         history: `fit.history`.
-        metrics: entry of a record -> its label; None shows the largest residual.
+        metrics: entry of a record -> its label; None shows the largest gap.
         against: the entry on the horizontal axis: "round", "communications", "bytes" or "seconds".
-        bar: a value to reach, drawn as a line.
+        bar: a target value, drawn as a line.
         axes: where to draw; None makes a figure.
 
     Returns:
-        The figure. Numbers that are not positive (a KL of 0, or 0 up to rounding) have no place on a logarithmic
-        scale and are left out.
+        The figure. Numbers that are not positive (a KL of 0, or 0 up to rounding) cannot be shown on a logarithmic
+        scale and are omitted.
 
     Example:
         >>> history = [{"round": 1, "gap": 0.5}, {"round": 2, "gap": 1e-4}]
         >>> convergence(history).axes[0].get_yscale()
         'log'
     """
-    metrics = {"gap": "largest residual"} if metrics is None else metrics
+    metrics = {"gap": "largest gap"} if metrics is None else metrics
     curves = {label: (_column(history, against), _column(history, entry)) for entry, label in metrics.items()}
     return _draw(curves, against, "nats", bar, axes)
 
@@ -63,7 +63,7 @@ def compare(
     Args:
         histories: label -> `fit.history`.
         metric: the entry of a record on the vertical axis.
-        label: of the vertical axis; None takes the entry's name.
+        label: of the vertical axis; None uses the name of the entry.
         against: as in `convergence`.
         bar: as in `convergence`.
         axes: where to draw; None makes a figure.
@@ -85,7 +85,7 @@ def _draw(
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]], against: str, label: str, bar: float | None, axes: Axes | None
 ) -> Figure:
     if not curves or not any(len(x) for x, _ in curves.values()):
-        raise CavityError("there is nothing to draw: no run has a round yet")
+        raise CavityError("there is nothing to draw: no run has a round; run rounds first")
     from matplotlib.ticker import MaxNLocator
 
     axes = axes_or_new(axes, 6.4, 4.2)
@@ -104,5 +104,5 @@ def _draw(
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_xlabel({"communications": "communications (client visits)"}.get(against, against))
     axes.set_ylabel(label)
-    axes.legend(frameon=False, loc="lower left")  # curves fall, so that corner is free
+    axes.legend(frameon=False, loc="lower left")  # curves fall, so this corner is free
     return figure_of(axes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cavity.core.intervals import percent
 from cavity.errors import CavityError
 from cavity.fit.summary import Summary
 from cavity.reporting.plots.style import GUIDE, axes_or_new, colour, figure_of, marker
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPREAD = 0.56  # of the distance between two parameters, shared by the fits
+SPREAD = 0.56  # of the distance between two parameters, over which the fits are spread
 RATIOS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
 MANY_RATIOS = 10
 
@@ -33,8 +34,8 @@ def forest(
     Args:
         summaries: label -> summary of a fit, the most important first.
         parameters: which to show, from the top; None shows all.
-        scale: what the numbers are, for the axis ("log odds ratio").
-        ratio: if given, a second axis on top with this name shows exp(coefficient), such as "odds ratio".
+        scale: the name of the scale, for the axis ("log odds ratio").
+        ratio: if given, a second axis at the top with this name shows exp(coefficient), such as "odds ratio".
         axes: where to draw; None makes a figure.
 
     Returns:
@@ -42,9 +43,9 @@ def forest(
 
     Example:
         >>> from cavity.fit.summary import Estimate
-        >>> summary = Summary((Estimate("age", 0.3, 0.1, 0.14, 0.46),), level=0.9)
+        >>> summary = Summary((Estimate("age", 0.3, 0.1, 0.104, 0.496),), level=0.95)
         >>> forest({"federated": summary}).axes[0].get_xlabel()
-        'coefficient, with 90 % interval'
+        'coefficient, with 95 % interval'
     """
     if not summaries:
         raise CavityError("a forest plot needs at least one summary")
@@ -76,7 +77,7 @@ def forest(
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first parameter on top
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#ececec", linewidth=0.8)
-    axes.set_xlabel(f"{scale}, with {levels.pop():.0%} interval".replace("%", " %"))
+    axes.set_xlabel(f"{scale}, with {percent(levels.pop())} interval")
     if ratio is not None:
         _ratio_axis(axes, ratio)
     if len(summaries) > 1:
@@ -87,7 +88,7 @@ def forest(
 
 
 def _ratio_axis(axes: Axes, name: str) -> None:
-    """Exp of the coefficient on top, at ratios that people say."""
+    """An axis of exp(coefficient) at the top, with round numbers."""
     low, high = np.exp(axes.get_xlim())
     shown = [ratio for ratio in RATIOS if low <= ratio <= high]
     if len(shown) > MANY_RATIOS:

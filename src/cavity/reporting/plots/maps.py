@@ -1,9 +1,9 @@
-"""Maps: values at places, inducing inputs, and which part of the map is whose."""
+"""Maps: values at places, inducing inputs, and the region of each client."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"
 OUTLINE = "#4d4d4d"
 WIDTH = 4.0  # of a map, in inches
-NEAR = 0.03  # of the map's sides: boxes less far apart are neighbours
+NEAR = 0.03  # share of the map's sides: boxes that are closer are neighbours
 CIRCLE = np.linspace(0.0, 2 * np.pi, 49)
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -34,21 +34,21 @@ def maps(
     size: float = 14.0,
     columns: int | None = None,
 ) -> Figure:
-    """Values at longitudes and latitudes, in panels side by side with one scale of colours.
+    """Values at longitudes and latitudes, in panels side by side with one colour scale.
 
     Args:
         panels: title -> places [n, 2], longitude and latitude in degrees, and values [n].
-        label: what the values are, with their unit, beside the scale.
-        inducing: title -> inducing inputs [M, 2], or their means and standard deviations, both [M, 2], which are
-            drawn as crosses in ellipses; panels that are not named have none.
+        label: name and unit of the values, beside the colour scale.
+        inducing: title -> inducing inputs [M, 2], or their means and standard deviations, both [M, 2], drawn as
+            crosses in ellipses; panels that are not named have none.
         clients: name -> places [n_k, 2], around which a box is drawn in all panels.
-        limits: of the scale of colours; None takes the smallest and the largest value.
-        centre: the value of a diverging scale's middle (0 for errors); None takes a sequential scale.
-        size: of a mark, in square points.
-        columns: of panels; None puts all of them in one line.
+        limits: of the colour scale; None uses the smallest and the largest value.
+        centre: the value in the middle of a diverging scale (0 for errors); None uses a sequential scale.
+        size: of a marker, in square points.
+        columns: number of columns of panels; None puts all panels in one line.
 
     Returns:
-        The figure, framed by the places of all panels; inducing inputs beyond the frame are counted in its corner.
+        The figure. Its frame holds the places of all panels; inducing inputs outside are counted in its corner.
 
     Example:
         >>> places = np.array([[-100.0, 40.0], [-90.0, 35.0]])
@@ -66,12 +66,12 @@ def maps(
     everywhere = np.concatenate([places for places, _ in panels.values()] + list((clients or {}).values()))
     low, high = _frame(everywhere)
     height = WIDTH * (high - low)[1] * _stretch(everywhere) / (high - low)[0]
-    room = 0.9 if inducing or clients else 0.4  # for the legend, and what stands around the maps
+    room = 0.9 if inducing or clients else 0.4  # for the legend and the labels
     figure = Figure(figsize=((WIDTH + 0.4) * columns + 0.9, (height + 0.7) * num_lines + room), layout="constrained")
-    every: Any = figure.subplots(num_lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    every = list(figure.subplots(num_lines, columns, sharex=True, sharey=True, squeeze=False).ravel())
     low, high = _limits(panels, limits, centre)
     colours = SEQUENTIAL if centre is None else DIVERGING
-    edge = {"linewidth": 0} if centre is None else {"linewidth": 0.4, "edgecolor": GUIDE}  # or white would vanish
+    edge = {"linewidth": 0} if centre is None else {"linewidth": 0.4, "edgecolor": GUIDE}  # white markers need an edge
     scale = Normalize(low, high)
     for axes, (title, (places, values)) in zip(every, panels.items(), strict=False):
         _ground(axes, everywhere)
@@ -95,18 +95,18 @@ def maps(
 
 
 def territories(clients: Mapping[str, np.ndarray], *, title: str = "", axes: Axes | None = None) -> Figure:
-    """Whose the places are: those of a client in one colour and marker, in a box with its number in the order given.
+    """The places of each client in one colour and marker, in a box with the client's number in the order given.
 
     Args:
         clients: name -> places [n_k, 2], longitude and latitude in degrees.
-        title: over the map.
+        title: above the map.
         axes: where to draw; None makes a figure.
 
     Returns:
-        The figure. Of more than seven clients some share a colour, which neighbours do not where that can be had.
+        The figure. With more than seven clients some share a colour; neighbours do not where that is possible.
     """
     if not clients:
-        raise CavityError("there is nothing to draw: no client has a place")
+        raise CavityError("there is nothing to draw: no client has a place; give at least one client")
     axes = axes_or_new(axes, 7.2, 4.6)
     _ground(axes, np.concatenate(list(clients.values())))
     codes = _told_apart(list(clients.values()))
@@ -124,7 +124,7 @@ def territories(clients: Mapping[str, np.ndarray], *, title: str = "", axes: Axe
 def _limits(
     panels: Mapping[str, Pair], limits: tuple[float, float] | None, centre: float | None
 ) -> tuple[float, float]:
-    """Of the scale: those given, or the extremes of all panels, with the centre in the middle if there is one."""
+    """Limits of the scale: those given, or the extremes of all panels, with the centre in the middle if given."""
     values = np.concatenate([values for _, values in panels.values()])
     low, high = (float(values.min()), float(values.max())) if limits is None else limits
     if centre is None:
@@ -134,13 +134,13 @@ def _limits(
 
 
 def _beyond(values: np.ndarray, low: float, high: float) -> str:
-    """At which ends of the scale values lie beyond it, as matplotlib calls them."""
+    """At which ends values lie outside the scale, in matplotlib's words."""
     under, over = bool(values.min() < low), bool(values.max() > high)
     return {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[under, over]
 
 
 def _ground(axes: Axes, places: np.ndarray) -> None:
-    """Plain axes around the places."""
+    """Plain axes whose limits hold the places."""
     make_plain(axes)
     low, high = _frame(places)
     axes.set_xlim(low[0], high[0])
@@ -149,7 +149,7 @@ def _ground(axes: Axes, places: np.ndarray) -> None:
 
 
 def _frame(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The south-western and the north-eastern corner of a frame with some room around the places."""
+    """The south-western and the north-eastern corner of a frame with a margin around the places."""
     low, high = places.min(axis=0), places.max(axis=0)
     room = np.maximum(0.03 * (high - low), 0.1)
     return low - room, high + room
@@ -170,7 +170,7 @@ def _box(axes: Axes, places: np.ndarray) -> None:
 
 
 def _inducing(axes: Axes, inputs: np.ndarray | Pair) -> None:
-    """Crosses that show on any colour, and ellipses of one standard deviation."""
+    """Crosses that are visible on any colour, and ellipses of one standard deviation."""
     means, deviations = inputs if isinstance(inputs, tuple) else (inputs, None)
     if deviations is not None:
         circle = np.stack([np.cos(CIRCLE), np.sin(CIRCLE)])
@@ -187,7 +187,7 @@ def _inducing(axes: Axes, inputs: np.ndarray | Pair) -> None:
 
 
 def _told_apart(clients: Sequence[np.ndarray]) -> list[int]:
-    """A colour for each client that its neighbours before it do not have, and of these the least used."""
+    """A colour for each client that its neighbours before it do not have; among these the least used."""
     boxes = np.array([[places.min(axis=0), places.max(axis=0)] for places in clients])
     reach = NEAR * np.ptp(boxes, axis=(0, 1))
     codes: list[int] = []
@@ -208,9 +208,9 @@ def _name_sides(panels: Sequence[Axes], columns: int) -> None:
             axes.tick_params(labelbottom=True)
 
 
-def _check(panels: Mapping[str, Pair], inducing: Mapping[str, Any]) -> None:
+def _check(panels: Mapping[str, Pair], inducing: Mapping[str, np.ndarray | Pair]) -> None:
     if not panels:
-        raise CavityError("there is nothing to draw: no panel has places")
+        raise CavityError("there is nothing to draw: no panel has places; give at least one")
     for title, (places, values) in panels.items():
         if np.ndim(places) != 2 or np.shape(places) != (len(values), 2) or not len(values):
             raise CavityError(
@@ -218,4 +218,4 @@ def _check(panels: Mapping[str, Pair], inducing: Mapping[str, Any]) -> None:
                 f"they have {np.shape(places)} and {np.shape(values)}"
             )
     if unknown := sorted(set(inducing) - set(panels)):
-        raise CavityError(f"inducing inputs of {', '.join(unknown)}: there is no such panel, only {', '.join(panels)}")
+        raise CavityError(f"inducing inputs of {', '.join(unknown)}: no such panel; choose from: {', '.join(panels)}")

@@ -1,4 +1,4 @@
-"""Can a classifier's confidence be trusted: of what it is 80 % sure of, is it right in 80 %?"""
+"""Reliability of a classifier: of predictions with a confidence of 80 %, are 80 % right?"""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def reliability(
 ) -> Figure:
     """Confidence against accuracy, in bins; the legend has the expected calibration error of each classifier.
 
-    Below the diagonal a classifier is surer than it should be, above it less sure.
+    Below the diagonal a classifier is overconfident, above it underconfident.
 
     Args:
         predictions: label -> probabilities of the classes, shape [n, k].
         labels: true classes, shape [n].
         num_bins: of the confidence.
-        equal_count: bins with as many examples each, rather than of equal width.
-        fewest: examples in a bin that is shown; the error counts all.
+        equal_count: bins with equal numbers of examples, rather than of equal width.
+        fewest: bins with fewer examples are not shown; the error includes them.
         axes: where to draw; None makes a figure.
 
     Returns:

@@ -1,11 +1,12 @@
-"""Pictures of robustness: the choice of a parameter, the influence of a row, decision boundaries."""
+"""Figures on robustness: the choice of a parameter, the influence of a row, decision boundaries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from cavity.reporting.plots.style import GUIDE, axes_or_new, colour, figure_of, marker
 
@@ -20,9 +21,12 @@ def choice(found: Choice, *, label: str = "value", axes: Axes | None = None) -> 
     """The held-out loss of each value above the lowest, with the standard error of the difference.
 
     Args:
-        found: what `cavity.choose` returned.
+        found: the result of `cavity.choose`.
         label: of the horizontal axis.
         axes: where to draw; None makes a figure.
+
+    Returns:
+        The figure.
     """
     axes = axes_or_new(axes, 5.6, 3.8)
     above = found.scores - found.scores.min()
@@ -51,7 +55,7 @@ def curves(
     """Several functions of one number, such as the influence of a row by its position.
 
     Args:
-        x: the positions, with a zero among them where `x_log` is symmetric-logarithmic.
+        x: the positions, which may include zero also with `x_log`.
         by_name: label -> values at x.
         x_label: of the horizontal axis.
         y_label: of the vertical axis.
@@ -59,6 +63,9 @@ def curves(
         y_log: logarithmic in y.
         markers: whether to mark the points.
         axes: where to draw; None makes a figure.
+
+    Returns:
+        The figure.
     """
     axes = axes_or_new(axes, 6.4, 4.2)
     if x_log:
@@ -78,11 +85,11 @@ def boundaries(
     x: np.ndarray,
     y: np.ndarray,
     outliers: np.ndarray,
-    predictions: Mapping[str, Any],
+    predictions: Mapping[str, Callable[[np.ndarray], ArrayLike]],
     *,
     levels: tuple[float, ...] = (0.2, 0.5, 0.8),
 ) -> Figure:
-    """Where each fit says 0.2, 0.5 and 0.8, beside each other, over two-dimensional rows of two classes.
+    """Contours of the predicted probability of each fit, side by side, with two-dimensional rows of two classes.
 
     Args:
         x: rows [n, 2].
@@ -90,11 +97,14 @@ def boundaries(
         outliers: which rows are contaminated.
         predictions: label -> function of rows [m, 2] to probabilities of class 1.
         levels: of the contours.
+
+    Returns:
+        The figure.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.6 * len(predictions), 3.6), layout="constrained")
-    panels: Any = figure.subplots(1, len(predictions), sharex=True, sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(predictions), sharex=True, sharey=True, squeeze=False)[0]
     low, high = x.min(0) - 1.0, x.max(0) + 1.0
     grid = np.stack(np.meshgrid(*[np.linspace(a, b, 80) for a, b in zip(low, high, strict=True)]), -1)
     for axes, (name, predict) in zip(panels, predictions.items(), strict=True):

@@ -1,6 +1,6 @@
-"""What all pictures share: colours that colour-blind readers can tell apart, and plain axes.
+"""Colours that colour-blind readers can distinguish, markers, and plain axes: the style of all figures.
 
-Only matplotlib's objects are used, never `pyplot`: no global state, no display, no window.
+Only matplotlib's objects are used, never `pyplot`: there is no global state, and no display is needed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ GUIDE = "#8c8c8c"
 
 
 def colour(index: int) -> str:
-    """The colour of the curve or the fit with this number."""
+    """The colour of the curve or fit with this index."""
     return COLOURS[index % len(COLOURS)]
 
 
 def marker(index: int) -> str:
-    """The marker that goes with `colour(index)`, so that a picture also reads in grey."""
+    """The marker for `colour(index)`, so that a figure can be read in grey too."""
     return MARKERS[index % len(MARKERS)]
 
 
 def axes_or_new(axes: Axes | None, width: float, height: float) -> Axes:
-    """The axes given, or those of a new figure of this size in inches; without the frame's top and right."""
+    """The given axes, or those of a new figure of this size in inches; without the top and right of the frame."""
     if axes is None:
         from matplotlib.figure import Figure
 
@@ -38,11 +38,11 @@ def axes_or_new(axes: Axes | None, width: float, height: float) -> Axes:
 
 
 def make_plain(axes: Axes) -> None:
-    """Take away the frame's top and right, and put the grid behind everything."""
+    """Remove the top and right of the frame, and put the grid behind everything."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
 
 
 def figure_of(axes: Axes) -> Figure:
-    """The figure on which these axes stand."""
+    """The figure of these axes."""
     return cast("Figure", axes.figure)

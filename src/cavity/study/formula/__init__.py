@@ -1,13 +1,14 @@
 """R-style formulas: what a formula asks for, and what it may not.
 
 A formula is text from a file that others wrote. It is read by a small grammar into a tree (`parser`), expanded into
-terms (`terms`), and its expressions are computed from that same tree (`expressions`); no part of it is Python that
-somebody evaluates. A function that looks at all rows (`scale`, `poly`, ...) would be another one at every site, and is
-refused by name. Every refusal is a StudyError that shows the place.
+terms (`terms`), and its expressions are computed from the same tree (`expressions`); no part of it is evaluated as
+Python. A function that looks at all rows (`scale`, `poly`, ...) would differ between sites, and is refused by name.
+Every refusal is a StudyError that shows the position.
 
-To add: a function of one row is a line of `expressions.ROW_FUNCTIONS`. The grammar reads any call with keywords and
-lists already (`bs(age, knots = [40, 60])`, `offset(...)`, `Surv(a, b)`), so another kind of call is a case in
-`terms.Expansion`. A bar in brackets, `(1 | g)`, is met in one place, `parser._Parser._inside`.
+To add a function of one row, add a line to `expressions.ROW_FUNCTIONS`. The grammar already reads any call with
+keywords and lists (`bs(age, knots = [40, 60])`, `offset(...)`), so another kind of call is a case in `terms.Expansion`.
+A function of columns on the left (`Surv(time, status)`) belongs to a family, which registers it in `OUTCOME_FUNCTIONS`.
+A bar in brackets, `(1 | g)`, is handled in one place, `parser._Parser._inside`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from cavity.study.formula.expressions import columns
 from cavity.study.formula.parser import parse
 from cavity.study.formula.terms import Expansion, Factor, Term
 from cavity.study.formula.tokens import refusal
-from cavity.study.formula.tree import Name
+from cavity.study.formula.tree import Argument, Call, Name, Sum
 
-__all__ = ["Factor", "Formula", "Term", "parse_formula"]
+__all__ = ["OUTCOME_FUNCTIONS", "Factor", "Formula", "Term", "parse_formula"]
+
+OUTCOME_FUNCTIONS: set[str] = set()  # of columns on the left; families add theirs
+ONE_COLUMN = "there must be one column on the left; add a column to the data if it is computed"
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,18 @@ class Formula:
 
     Attributes:
         text: as it was given.
-        outcome: the column on its left.
-        terms: on its right, without the intercept, by the number of their factors.
+        outcomes: the columns on the left.
+        outcome_function: the function of them (`Surv`); None for one column.
+        terms: on the right, without the intercept, by the number of their factors.
         intercept: whether it has one.
-        places: the columns on its right, in their order, each with the place of its first occurrence.
+        places: the columns on the right, in their order, each with the position of its first occurrence.
         computed_places: those of them in an expression, which must be numbers, in the same way.
         transformed: those of them in a function or below a fraction line, which must not be scaled before.
     """
 
     text: str
-    outcome: str
+    outcomes: tuple[str, ...]
+    outcome_function: str | None
     terms: tuple[Term, ...]
     intercept: bool
     places: dict[str, int]
@@ -49,8 +55,13 @@ class Formula:
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """The columns on its right, in their order."""
+        """The columns on the right, in their order."""
         return tuple(self.places)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns, those of the outcome first."""
+        return (*self.outcomes, *self.predictors)
 
     @property
     def computed(self) -> tuple[str, ...]:
@@ -62,7 +73,7 @@ class Formula:
         return self.refusal_at(self.computed_places.get(column, self.places.get(column, 0)), reason)
 
     def refusal_at(self, at: int, reason: str) -> StudyError:
-        """An error that shows a place."""
+        """An error that shows a position."""
         return refusal(self.text, at, reason)
 
 
@@ -71,12 +82,7 @@ def parse_formula(text: str) -> Formula:
     """The parts of a formula such as `outcome ~ rx * age + log(dose)`. Raises StudyError."""
     left, right = parse(text)
     expansion = Expansion(text)
-    outcomes = expansion.left(left)
-    if len(outcomes) != 1 or len(outcomes[0].factors) != 1 or outcomes[0].numbers:
-        raise refusal(text, left.at, "there must be one column on its left; add a column if it is computed")
-    outcome = outcomes[0].factors[0].node
-    if not isinstance(outcome, Name):
-        raise refusal(text, left.at, "there must be one column on its left; add a column if it is computed")
+    function, outcomes = _outcome(text, left, expansion)
     terms = expansion.right(right)
     places: dict[str, int] = {}
     computed: dict[str, int] = {}
@@ -87,15 +93,37 @@ def parse_formula(text: str) -> Formula:
     for node in (factor.node for term in terms for factor in term.factors):
         for name, inside in columns(node):
             places.setdefault(name.name, name.at)
-            if not isinstance(node, Name):
+            if name is not node:
                 computed.setdefault(name.name, name.at)
             if inside:
                 transformed[name.name] = None
-    if outcome.name in places:
-        raise refusal(
-            text, places[outcome.name], f"it has the outcome '{outcome.name}' on its right too; take it out there"
-        )
+    if both := [name for name in outcomes if name in places]:
+        raise refusal(text, places[both[0]], f"the outcome '{both[0]}' is also on the right; remove it there")
     with_factors = tuple(term for term in terms if term.factors)
-    return Formula(
-        text, outcome.name, with_factors, len(with_factors) < len(terms), places, computed, tuple(transformed)
-    )
+    intercept = len(with_factors) < len(terms)
+    return Formula(text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed))
+
+
+def _outcome(text: str, left: Sum, expansion: Expansion) -> tuple[str | None, tuple[str, ...]]:
+    """The function on the left, if there is one, and its columns."""
+    match left.parts:
+        case (("+", Call(function=function, arguments=arguments)),) if function in OUTCOME_FUNCTIONS:
+            names = [_column(argument) for argument in arguments]
+            found = tuple(dict.fromkeys(name for name in names if name is not None))
+            if not names or len(found) < len(names):
+                raise refusal(text, left.at, f"{function}() on the left takes different columns")
+            return function, found
+    terms = expansion.left(left)
+    if len(terms) == 1 and len(terms[0].factors) == 1 and not terms[0].numbers:
+        match terms[0].factors[0].node:
+            case Name(name=name):
+                return None, (name,)
+    raise refusal(text, left.at, ONE_COLUMN)
+
+
+def _column(argument: Argument) -> str | None:
+    match argument:
+        case Argument(value=Name(name=name), keyword=None):
+            return name
+        case _:
+            return None

@@ -1,6 +1,6 @@
-"""What is computed with the numbers of one row: `I(age ** 2)`, `{dose / 10}`, `log(dose)`.
+"""Expressions of the numbers of one row: `I(age ** 2)`, `{dose / 10}`, `log(dose)`.
 
-One tree is checked, written and computed; there is no second reader that could understand it differently.
+The same tree is checked, written and computed, so no second parser could read it differently.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ REMEDIES = {
     "stratified": _LATER,
     "ns": _LATER,
 } | dict.fromkeys(("bs", "cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
-# The ranks of Python, by which a name such as `I((a + b) * c)` has the brackets that it needs and no others.
+# Precedence as in Python, so that a name such as `I((a + b) * c)` has only the brackets that it needs.
 _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)
 
 
 def check(text: str, node: Node) -> None:
-    """Raise StudyError, with the place in `text`, where an expression does what a formula may not."""
+    """Raise StudyError, with the position in `text`, if a formula may not have this expression."""
     match node:
         case Name(name=name, quoted=quoted):
             if not quoted and ("." in name or not (name[0].isalpha() or name[0] == "_")):
@@ -60,14 +60,14 @@ def check(text: str, node: Node) -> None:
         case Call():
             _check_call(text, node)
         case Items() | Sum():
-            raise refusal(text, node.at, "a list is no number")
+            raise refusal(text, node.at, "a list is not a number")
 
 
 def _check_call(text: str, call: Call) -> None:
     name = call.function
     if name not in ROW_FUNCTIONS:
         remedy = REMEDIES.get(name, f"a formula may use {', '.join(ROW_FUNCTIONS)}; add a column to the data instead")
-        raise refusal(text, call.at, f"it uses {name}(): {remedy}")
+        raise refusal(text, call.at, f"{name}() cannot be used: {remedy}")
     if len(call.arguments) != 1 or call.arguments[0].keyword is not None:
         raise refusal(text, call.at, f"{name}() takes one argument")
     check(text, call.arguments[0].value)
@@ -78,7 +78,7 @@ def write(node: Node, least: int = _SUM, *, quote: bool = False) -> str:
 
     Args:
         node: of an expression that was checked.
-        least: the rank that needs no brackets around it.
+        least: the lowest precedence that needs no brackets around it.
         quote: put every column between backticks; then two texts are the same only if the expressions are.
     """
     match node:
@@ -99,14 +99,14 @@ def write(node: Node, least: int = _SUM, *, quote: bool = False) -> str:
             parts = (f" {operator} {write(part, rank + 1, quote=quote)}" for operator, part in rest)
             text = write(first, rank, quote=quote) + "".join(parts)
         case Items() | Sum():
-            raise TypeError(f"a {type(node).__name__} is no expression")
+            raise TypeError(f"a {type(node).__name__} is not an expression")
     return f"({text})" if rank < least else text
 
 
 def columns(node: Node, *, inside: bool = False) -> Iterator[tuple[Name, bool]]:
     """The columns in their order, each with whether it must be in the units of the data.
 
-    So it must in a function, below a fraction line, and beside a number in a sum: `(age - 50) ** 2` of a scaled age
+    It must be in a function, below a fraction line, and next to a number in a sum: `(age - 50) ** 2` of a scaled age
     would be nearly the same column as the age itself.
     """
     match node:
@@ -126,14 +126,14 @@ def columns(node: Node, *, inside: bool = False) -> Iterator[tuple[Name, bool]]:
 
 
 def compute(node: Node, values: Mapping[str, np.ndarray]) -> np.ndarray | np.float64:
-    """The expression in float64; not finite where a function is not, as the logarithm of zero is not.
+    """The expression in float64; not finite where a function is not, such as the logarithm of zero.
 
     Args:
         node: of an expression that was checked.
         values: one number per row, by column.
 
     Returns:
-        One number per row, or one for all where the expression has no column.
+        One number per row, or one for all if the expression has no column.
     """
     match node:
         case Name(name=name):
@@ -153,7 +153,7 @@ def compute(node: Node, values: Mapping[str, np.ndarray]) -> np.ndarray | np.flo
             for operator, part in rest:
                 found = _ARITHMETIC[operator](found, compute(part, values))
             return found
-    raise TypeError(f"a {type(node).__name__} is no expression")
+    raise TypeError(f"a {type(node).__name__} is not an expression")
 
 
 _ARITHMETIC = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}

@@ -15,8 +15,8 @@
     factor      = sign factor | operand ["**" factor]
     operand     = name | number | call | "(" value ")"
 
-The first half is the algebra of terms, the second arithmetic with numbers. Chains of operators are one node each, so
-that the depth of a tree is that of its brackets and signs, which is limited.
+The first half is the algebra of terms, the second is arithmetic with numbers. A chain of operators is one node, so the
+depth of a tree is that of its brackets and signs, which is limited.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def parse(text: str) -> tuple[Sum, Sum]:
-    """Both sides of a formula. Raises StudyError, with the place."""
+    """Both sides of a formula. Raises StudyError, with the position."""
     return _Parser(text).formula()
 
 
@@ -46,7 +46,7 @@ class _Parser:
 
     def formula(self) -> tuple[Sum, Sum]:
         if self._sees("~") or not any(token.kind == "operator" and token.text == "~" for token in self._tokens):
-            raise self._refused("it must have an outcome: `outcome ~ predictors`")
+            raise self._refused("a formula needs an outcome: `outcome ~ predictors`")
         left = self._sum()
         self._expect("~")
         right = Sum((), at=self._token.at) if self._token.kind == "end" else self._sum()
@@ -69,7 +69,7 @@ class _Parser:
             sign = self._signs("+")
 
     def _signs(self, sign: str) -> str:
-        """An odd number of minus signs in a row is one, an even number is a plus."""
+        """An odd number of minus signs in a row is a minus, an even number is a plus."""
         while self._sees("+", "-"):
             sign = sign if self._take().text == "+" else ("-" if sign == "+" else "+")
         return sign
@@ -150,9 +150,9 @@ class _Parser:
         if token.kind == "name" and self._sees("("):
             return Call(token.text, self._inside("(", self._arguments), at=token.at)
         if token.kind == "name" and token.text == ".":
-            raise refusal(self._text, token.at, "it asks for all columns by `.`; name those that are meant")
+            raise refusal(self._text, token.at, "`.` for all columns is not available; name the columns")
         if token.kind == "name" and token.text.replace(".", "").isdigit():
-            raise refusal(self._text, token.at, "this is no number; a column of this name goes between backticks")
+            raise refusal(self._text, token.at, "this is not a number; a column of this name goes between backticks")
         return Name(token.text, token.kind == "quoted", at=token.at)
 
     def _arguments(self) -> tuple[Argument, ...]:
@@ -191,7 +191,7 @@ class _Parser:
 
     def _deeper(self, read: Callable[[], T]) -> T:
         if self._depth == MAX_DEPTH:
-            raise self._refused(f"it is nested more than {MAX_DEPTH} deep")
+            raise self._refused(f"the formula is nested more than {MAX_DEPTH} deep")
         self._depth += 1
         found = read()
         self._depth -= 1

@@ -1,7 +1,7 @@
 """From the tree of a formula to its terms: the algebra of `+ - * : / %in% **`, as in R, patsy and formulaic.
 
-A term is a product of factors; the product of a factor with itself is that factor. A set of terms has an order, that of
-their first occurrence, in which the factors of a term keep theirs: it decides the names and the order of coefficients.
+A term is a product of factors; the product of a factor with itself is that factor. Terms, and the factors of a term,
+are in the order of their first occurrence. It decides the names and the order of coefficients.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Factor:
 
     Attributes:
         key: the same for two factors if and only if they mean the same.
-        name: as it is in the names of coefficients.
-        node: its tree.
+        name: in the names of coefficients.
+        node: the tree.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Term:
     Attributes:
         factors: different ones, in their order.
         numbers: by which it is multiplied, as they were written.
-        at: the place of its first occurrence in the formula.
+        at: the position of its first occurrence in the formula.
     """
 
     factors: tuple[Factor, ...]
@@ -59,7 +59,7 @@ class Term:
 
     @property
     def scale(self) -> float:
-        """The product of its numbers."""
+        """The product of the numbers."""
         return prod(map(float, self.numbers), start=1.0)
 
 
@@ -68,7 +68,7 @@ _ONE = "1"
 
 
 class Expansion:
-    """Expands the sums of one formula, which have one allowance of products together."""
+    """Expands the sums of one formula. The number of products is limited over all of them together."""
 
     def __init__(self, text: str):
         self._text, self._products = text, 0
@@ -78,7 +78,7 @@ class Expansion:
         return self._finished(self._sum(tree, {}))
 
     def right(self, tree: Sum) -> tuple[Term, ...]:
-        """The terms of the right side, which begin with an intercept; by the number of their factors."""
+        """The terms of the right side, by the number of their factors. The intercept is first, unless it is removed."""
         one = Term((), (_ONE,), tree.at)
         return self._finished(self._sum(tree, {one.key: one}))
 
@@ -91,7 +91,7 @@ class Expansion:
                 raise self._refused(term.at, "a term is scaled by a positive finite number")
             factors = frozenset(factor.key for factor in term.factors)
             if factors in seen:
-                raise self._refused(term.at, "this term is there already with another scale; use `:` to scale a term")
+                raise self._refused(term.at, "this term occurs already with another scale; use `:` to scale a term")
             seen[factors] = term
         return tuple(sorted(seen.values(), key=lambda term: len(term.factors)))
 
@@ -116,7 +116,7 @@ class Expansion:
                 for operator, part in rest:
                     found = self._operation(operator, found, self._expanded(part), part.at)
                 return found
-        raise self._refused(node.at, "this is no term")
+        raise self._refused(node.at, "this is not a term")
 
     def _sum(self, tree: Sum, start: Terms) -> Terms:
         found = dict(start)
@@ -136,7 +136,7 @@ class Expansion:
             return self._together(left.values(), right.values(), self._multiplied(left, right, at).values(), at=at)
         outer, inner = (left, right) if operator == "/" else (right, left)
         if not outer:
-            raise self._refused(at, "there is nothing to be nested in")
+            raise self._refused(at, "there is nothing to nest it in")
         common = _alone(self._one_product(outer.values(), at))
         return self._together(outer.values(), self._multiplied(common, inner, at).values(), at=at)
 
@@ -159,7 +159,7 @@ class Expansion:
         terms = list(terms)
         self._products += len(terms) - 1
         if self._products > MAX_PRODUCTS:
-            raise self._refused(at, f"its expansion takes more than {MAX_PRODUCTS} products; write the terms out")
+            raise self._refused(at, f"the expansion takes more than {MAX_PRODUCTS} products; write out the terms")
         factors = tuple(dict.fromkeys(factor for term in terms for factor in term.factors))
         numbers = tuple(dict.fromkeys(number for term in terms for number in term.numbers))
         if len(factors) > MAX_FACTORS:
@@ -176,7 +176,7 @@ class Expansion:
 
     def _check_size(self, terms: Terms, at: int) -> None:
         if len(terms) > MAX_TERMS:
-            raise self._refused(at, f"it has more than {MAX_TERMS} terms")
+            raise self._refused(at, f"the formula has more than {MAX_TERMS} terms")
 
     def _refused(self, at: int, reason: str) -> StudyError:
         return refusal(self._text, at, reason)

@@ -1,7 +1,7 @@
-"""The words of a formula, and how a refusal shows where it stopped.
+"""The tokens of a formula, and errors that show a position.
 
-A formula comes in a file that others wrote. It is read here, character by character, into tokens of five kinds, and
-nothing in it is ever handed to something that evaluates Python.
+A formula comes from a file that others wrote. It is split here into tokens of five kinds. No part of it is ever
+evaluated as Python.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# What cannot be written to a file, or would change what a terminal shows; tabs and line breaks are spaces.
+# Characters that cannot be written to a file, or that would change what a terminal shows. Tabs, line breaks are spaces.
 HIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 REASONS = {
-    "`": "a name between backticks has no end, or no letters",
+    "`": "a name between backticks has no end, or is empty",
     "%": "the only operator between percent signs is %in%",
-    "'": "there are no texts in a formula; names with spaces go between backticks",
-    '"': "there are no texts in a formula; names with spaces go between backticks",
-    "#": "there are no comments in a formula",
+    "'": "a formula may not have texts; names with spaces go between backticks",
+    '"': "a formula may not have texts; names with spaces go between backticks",
+    "#": "a formula may not have comments",
 }
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word of a formula.
+    """A token of a formula.
 
     Attributes:
-        kind: "number", "name", "quoted" (a name that stood between backticks), "operator" or "end".
+        kind: "number", "name", "quoted" (a name between backticks), "operator" or "end".
         text: without backticks.
-        at: the place of its first character, from 0.
+        at: the position of its first character, from 0.
     """
 
     kind: str
@@ -55,9 +55,9 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens, with one of the kind "end" behind them. Raises StudyError."""
+    """All tokens, followed by one of the kind "end". Raises StudyError."""
     if len(text) > MAX_LENGTH:
-        raise refusal(text, MAX_LENGTH, f"it is longer than {MAX_LENGTH} characters")
+        raise refusal(text, MAX_LENGTH, f"the formula is longer than {MAX_LENGTH} characters")
     if (hidden := HIDDEN.search(text)) is not None:
         raise refusal(text, hidden.start(), f"unexpected {hidden[0]!r}, which cannot be shown")
     tokens: list[Token] = []
@@ -65,21 +65,27 @@ def tokenize(text: str) -> list[Token]:
     while at < len(text):
         match = TOKEN.match(text, at)
         if match is None:
-            reason = REASONS.get(text[at], "a formula has columns, numbers, operators and functions of one row only")
+            reason = REASONS.get(text[at], "a formula may have columns, numbers, operators and functions of one row")
             raise refusal(text, at, f"unexpected {text[at]!r}; {reason}")
         kind = match.lastgroup or ""
         if kind != "space":
             if len(match[0]) > (MAX_NUMBER if kind == "number" else MAX_NAME):
                 raise refusal(text, at, f"this {kind} is too long")
             if len(tokens) == MAX_TOKENS:
-                raise refusal(text, at, f"it has more than {MAX_TOKENS} words")
+                raise refusal(text, at, f"the formula has more than {MAX_TOKENS} words")
             tokens.append(Token(kind, match[kind], at))
         at = match.end()
     return [*tokens, Token("end", "", len(text))]
 
 
 def refusal(text: str, at: int, reason: str) -> StudyError:
-    """An error that shows the place: the first character of a formula is character 1."""
+    """An error that shows the position; the first character of a formula is character 1.
+
+    Args:
+        text: of the formula.
+        at: the position, from 0.
+        reason: why it is refused.
+    """
     first = max(0, min(at - SHOWN // 2, len(text) - SHOWN))
     piece = text[first : first + SHOWN]
     shown = f"{'...' if first else ''}{piece}{'...' if first + SHOWN < len(text) else ''}"

@@ -1,4 +1,4 @@
-"""The tree of a formula. Every node knows the place of its first character, which is no part of what it means."""
+"""The tree of a formula. Every node has the position of its first character, which two equal nodes need not share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What all nodes have.
+    """The position of a node.
 
     Attributes:
-        at: the place in the text, from 0.
+        at: the position in the text, from 0.
     """
 
     at: int = field(compare=False)
@@ -18,7 +18,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Name(Place):
-    """A column; `quoted` if it stood between backticks."""
+    """A column; `quoted` if it was between backticks."""
 
     name: str
     quoted: bool = field(compare=False)
@@ -33,7 +33,7 @@ class Number(Place):
 
 @dataclass(frozen=True)
 class Chain(Place):
-    """Operators of one rank from left to right: `a * b / c`, `a:b:c`, and inside of a function also `a + b - c`."""
+    """Operators of one precedence from left to right: `a * b / c`, `a:b:c`, inside a function also `a + b - c`."""
 
     first: Node
     rest: tuple[tuple[str, Node], ...]
@@ -41,7 +41,7 @@ class Chain(Place):
 
 @dataclass(frozen=True)
 class Sum(Place):
-    """Terms that come (`+`) and go (`-`), in their order."""
+    """Terms that are added (`+`) or removed (`-`), in their order."""
 
     parts: tuple[tuple[str, Node], ...]
 
@@ -64,7 +64,7 @@ class Signed(Place):
 
 @dataclass(frozen=True)
 class Argument(Place):
-    """What a function is given; `keyword` as in `bs(age, knots = [40, 60])`, or None."""
+    """An argument of a function; `keyword` as in `bs(age, knots = [40, 60])`, or None."""
 
     value: Node
     keyword: str | None
@@ -87,7 +87,7 @@ class Items(Place):
 
 @dataclass(frozen=True)
 class Braces(Place):
-    """`{value}`: computed with numbers, as `I(value)` is, under the name of the value itself."""
+    """`{value}`: computed with numbers like `I(value)`; its name is that of the value itself."""
 
     value: Node
 

@@ -1,0 +1,27 @@
+"""Outcome families: one file each, a contract (`family`), and a registry by name."""
+
+from __future__ import annotations
+
+from cavity.study.families.bernoulli import Bernoulli
+from cavity.study.families.categorical import Categorical
+from cavity.study.families.family import Curvature, Family
+from cavity.study.families.gaussian import Gaussian
+from cavity.study.families.poisson import Poisson
+from cavity.study.families.registry import families, family_class, make_family, read_family, register_family
+from cavity.study.families.regression_family import Predictor, RegressionFamily
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Curvature",
+    "Family",
+    "Gaussian",
+    "Poisson",
+    "Predictor",
+    "RegressionFamily",
+    "families",
+    "family_class",
+    "make_family",
+    "read_family",
+    "register_family",
+]
