@@ -114,7 +114,7 @@ def test_clients_that_differ_in_their_columns(no_work):
     clients = {"leeds": (X, Y), "york": (X[:, :1], Y)}
     with pytest.raises(DataError, match=r"client 'york': .*\(1,\) where client 'leeds' has \(2,\); agree on the same"):
         cavity.run(cavity.PVI(model), clients)
-    with pytest.raises(DataError, match=r"client 'york': its data have another structure than those of client 'leeds'"):
+    with pytest.raises(DataError, match=r"'york': its data have a different structure from those of client 'leeds'"):
         cavity.run(cavity.PVI(model), {"leeds": (X, Y), "york": {"x": X, "y": Y}})
 
 
@@ -250,9 +250,9 @@ def test_predictions_find_columns_by_name_too():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((FRAME.rename(columns={"dose": "dosis"}), Y), r"there is no column 'dose'; the table has age, dosis"),
-        ((pd.DataFrame(X, columns=["a", "b"]), Y), r"there is no column 'age'; the table has a, b"),
-        ((FRAME[["age"]], Y), r"there is no column 'dose'; the table has age"),
+        ((FRAME.rename(columns={"dose": "dosis"}), Y), r"column 'dose' not found; the table has age, dosis"),
+        ((pd.DataFrame(X, columns=["a", "b"]), Y), r"column 'age' not found; the table has a, b"),
+        ((FRAME[["age"]], Y), r"column 'dose' not found; the table has age"),
         ((FRAME.assign(dose="high"), Y), r"column 'dose' holds text such as 'high'"),
         ((FRAME.assign(dose=pd.Categorical(["low"] * 12)), Y), r"column 'dose' holds text such as 'low'"),
         ((FRAME.assign(age=pd.NA), Y), r"column 'age' has 12 missing"),

@@ -1,4 +1,4 @@
-"""Every model of the package, with the contract of datasets: padded, permuted and re-weighted rows."""
+"""Every model against the contracts of datasets (padded, permuted, re-weighted rows) and of capabilities."""
 
 import importlib
 import inspect
@@ -22,7 +22,13 @@ from cavity.models.mixed.marginal import marginal
 from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn
 from cavity.models.numpyro.globals_only import SERVER, as_rows
 from cavity.models.topics import prodlda
-from tests.contracts.model import NUM_ROWS, check_counts_rows_by_weight, check_model, check_server_rows
+from tests.contracts.model import (
+    NUM_ROWS,
+    check_capabilities,
+    check_counts_rows_by_weight,
+    check_model,
+    check_server_rows,
+)
 
 M = cavity.models
 RNG = np.random.default_rng(5)
@@ -37,6 +43,10 @@ GROUPS = np.repeat(np.arange(4), 3)
 
 def student_t(p, batch):
     return jax.scipy.stats.t.logpdf(batch, 4.0, p["location"], jnp.exp(p["log_scale"]))
+
+
+def location(p, x):
+    return jnp.broadcast_to(p["location"], x.shape)
 
 
 def normal(x, y):
@@ -59,6 +69,7 @@ def grouped_model():
 
 MODELS = {
     "linear, known noise": (lambda: M.linear_regression(2, noise_sd=0.7), (X, Z)),
+    "linear, mean field": (lambda: M.linear_regression(2, noise_sd=0.7, family=DiagonalGaussian), (X, Z)),
     "linear": (lambda: M.linear_regression(2), (X, Z)),
     "logistic": (lambda: M.logistic_regression(2), (X, YES)),
     "probit": (lambda: M.probit_regression(2, family=DiagonalGaussian), (X, YES)),
@@ -70,6 +81,10 @@ MODELS = {
     "rate": (lambda: M.PoissonRate(Gamma(jnp.array(2.0), jnp.array(1.0))), COUNTS),
     "shares": (lambda: M.CategoricalShares(Dirichlet(jnp.ones(3)), 3), CLASSES),
     "function": (lambda: M.function_model(student_t, {"location": 0.0, "log_scale": 0.0}), Z),
+    "predicted function": (
+        lambda: M.function_model(student_t, {"location": 0.0, "log_scale": 0.0}, predictor=location),
+        Z,
+    ),
     "numpyro": (lambda: as_rows(M.numpyro_model(normal, {"x": Z, "y": X[:, 0]})), {"x": Z, "y": X[:, 0]}),
     "MLP classifier": (lambda: M.mlp_classifier(2, [3], 3), (X, CLASSES)),
     "MLP regression": (lambda: M.mlp_regression(2, [3], noise_sd=0.5), (X, Z)),
@@ -82,6 +97,14 @@ MODELS = {
         (X, CLASSES),
     ),
     "bag of words": (lambda: M.bag_of_words(4, 2), (WORDS, RNG.integers(-1, 2, (NUM_ROWS, 1)))),
+}
+
+
+GLM = {"PredictorModel", "LinearModel", "PredictorDraws", "PredictiveModel", "ReportedModel", "OutcomeDraws"}
+CLAIMS = dict.fromkeys(("linear, known noise", "linear", "logistic", "probit", "Poisson", "softmax"), GLM) | {
+    "with_shrinkage_prior": {"CorrectedPrior", "PredictiveModel"},
+    "location": {"LinearModel", "PredictiveModel", "ExpectedPower"},
+    "predicted function": {"PredictiveModel"},
 }
 
 
@@ -104,7 +127,18 @@ def test_a_likelihood_counts_rows_by_their_weights(name):
     check_server_rows(model, theta, data)
 
 
-def test_so_does_one_that_is_no_sum_over_rows():
+@pytest.mark.parametrize("name", MODELS)
+def test_every_capability_that_a_model_claims_works(name):
+    make, batch = MODELS[name]
+    model = make()
+    x = batch[0] if isinstance(batch, tuple) else batch
+    checked = check_capabilities(model, some_theta(model), as_data(model, batch), x)
+    assert checked >= CLAIMS.get(name, set())
+    assert ("gaussian_rows" in checked) == (name in ("linear, known noise", "location", "linear, mean field"))
+    assert ("conjugate" in checked) == (name in ("linear, known noise", "location", "share", "rate", "shares"))
+
+
+def test_a_likelihood_that_is_not_a_sum_over_rows_counts_rows_by_their_weights():
     model = marginal(grouped_model())
     data, z = model.of(as_data(grouped_model(), {"group": GROUPS, "y": COUNTS})), jnp.array([0.3, -0.4])
     check_model(model, z, data)
@@ -133,7 +167,7 @@ def test_the_joint_density_of_local_latents_counts_rows_by_their_weights(name):
     check_counts_rows_by_weight(total, jnp.asarray(0.3 * RNG.normal(size=model.num_global)), data)
 
 
-def test_so_does_that_of_topics_whose_rows_are_units():
+def test_the_joint_density_of_topics_counts_documents_by_their_weights():
     """Each document has latents of its own: one of weight 0 is left out with them."""
     model = prodlda(2, 4)
     data = as_data(model, RNG.integers(0, 5, (NUM_ROWS, 4)))
@@ -144,7 +178,7 @@ def test_so_does_that_of_topics_whose_rows_are_units():
     np.testing.assert_allclose(joint(z_local[::-2], some), each[::-2], rtol=1e-12)
 
 
-def test_so_does_the_bound_of_a_gaussian_process():
+def test_the_bound_of_a_gaussian_process_counts_rows_by_their_weights():
     model = M.sparse_gp(2, num_inducing=3)
     data = as_data(model, (X, Z))
     conditional = model.conditional(model.coordinates(model.no_factor(), data))
@@ -159,8 +193,11 @@ def test_no_model_of_the_package_is_left_out():
     covered = {type(make()) for make, _ in (*MODELS.values(), *LATENT.values())}
     covered |= {type(marginal(grouped_model())), type(prodlda(2, 4)), type(M.sparse_gp(2, num_inducing=3))}
     found = set()
-    for module in pkgutil.iter_modules(cavity.models.__path__):
-        members = vars(importlib.import_module(f"cavity.models.{module.name}")).values()
+    for module in pkgutil.walk_packages(cavity.models.__path__, "cavity.models."):
+        members = vars(importlib.import_module(module.name)).values()
         found |= {member for member in members if inspect.isclass(member) and issubclass(member, (Model, LatentModel))}
-    concrete = {kind for kind in found if not inspect.isabstract(kind)}
+    final = {
+        kind for kind in found if not any(kind in other.__mro__[1:] for other in found)
+    }  # classes are abstract or final
+    concrete = {kind for kind in final if not inspect.isabstract(kind)}
     assert {kind.__name__ for kind in concrete - covered} == set()

@@ -98,8 +98,8 @@ UNSUITABLE = {
     "gamma without integrals": ((CAUCHY, Gamma(1.5)), None, "gamma loss needs the integral.*Cauchy"),
     "Fisher-Rao of a full Gaussian": ((LINEAR, NLL, FisherRao()), None, "mean-field.*FullGaussian"),
     "Fisher-Rao of an isotropic Gaussian": ((ISOTROPIC, NLL, FisherRao()), None, "mean-field.*IsotropicGaussian"),
-    "Renyi of shares": ((SHARE, NLL, Renyi(2.0)), None, "between Gaussians"),
-    "f-divergence of shares": ((SHARE, NLL, FDivergence(lambda u: u * jnp.log(u))), None, "between Gaussians"),
+    "Renyi of shares": ((SHARE, NLL, Renyi(2.0)), None, "for Gaussian families"),
+    "f-divergence of shares": ((SHARE, NLL, FDivergence(lambda u: u * jnp.log(u))), None, "for Gaussian families"),
     "natural gradient with Renyi": ((LINEAR, NLL, Renyi(2.0)), NaturalGradient(), "KL.*Renyi.*LBFGS"),
     "natural gradient with reverse KL": ((LINEAR, NLL, ReverseKL()), NaturalGradient(), "KL.*ReverseKL.*LBFGS"),
     "fixed point with Renyi": ((LINEAR, NLL, Renyi(2.0)), FixedPoint(), "KL.*Renyi"),
@@ -119,7 +119,7 @@ def test_parts_that_do_not_fit(parts, solver, reason):
 
 @pytest.mark.parametrize("divergence", [FisherRao(), Renyi(2.0)], ids=["Fisher-Rao", "Renyi"])
 def test_the_server_checks_its_divergence_too(divergence):
-    model, reason = (LINEAR, "mean-field") if isinstance(divergence, FisherRao) else (SHARE, "between Gaussians")
+    model, reason = (LINEAR, "mean-field") if isinstance(divergence, FisherRao) else (SHARE, "for Gaussian families")
     with pytest.raises(UnsuitableError, match=reason):
         cavity.FedGVI(model, NLL, server_divergence=divergence)
 

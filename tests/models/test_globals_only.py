@@ -599,7 +599,7 @@ def test_what_sfvi_is_for_is_refused_by_name():
 
 def test_data_that_do_not_fit_are_refused_with_the_client():
     algorithm = counted(1).algorithm
-    with pytest.raises(cavity.errors.DataError, match="'leeds'.*no column 'count'"):
+    with pytest.raises(cavity.errors.DataError, match="'leeds'.*column 'count' not found"):
         cavity.run(algorithm, {"leeds": {"exposure": np.ones(2)}})
     with pytest.raises(cavity.errors.DataError, match="'leeds'.*whole numbers"):
         cavity.run(algorithm, {"leeds": {"exposure": np.ones(2), "count": np.array([0.5, 1.0])}})

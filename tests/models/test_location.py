@@ -10,7 +10,7 @@ import cavity
 from cavity.core import Data
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.errors import CavityError, DataError
-from cavity.likelihoods import GaussianNoise
+from cavity.likelihoods import GaussianVector
 from cavity.models import NormalLocation, linear_regression, normal_location
 from cavity.solvers import Conjugate, NaturalGradient
 
@@ -32,7 +32,7 @@ def test_its_factor_is_the_likelihood():
     """With weights, and the constant that makes the sum right in value."""
     model = normal_location(2, covariance=COVARIANCE)
     data = Data(jnp.asarray(Y), jnp.asarray(WEIGHT), jnp.asarray(6))
-    factor, constant = model.likelihood_factor(data)
+    factor, constant = model.gaussian_rows.likelihood_factor(data)
     for theta in RNG.normal(size=(3, 2)):
         expected = WEIGHT @ stats.multivariate_normal(theta, COVARIANCE).logpdf(Y)
         np.testing.assert_allclose(factor.log_factor(jnp.asarray(theta)) + constant, expected, rtol=1e-12)
@@ -45,7 +45,9 @@ def test_its_posterior():
     mean = np.linalg.solve(precision, noise @ Y.sum(axis=0))
     model, posterior = normal_location(2, covariance=COVARIANCE), normal_location(2).prior
     for rows in (Y[:2], Y[2:]):
-        posterior = posterior * model.likelihood_factor(Data(rows, np.ones(len(rows)), np.asarray(len(rows))))[0]
+        posterior = (
+            posterior * model.gaussian_rows.likelihood_factor(Data(rows, np.ones(len(rows)), np.asarray(len(rows))))[0]
+        )
     np.testing.assert_allclose(posterior.mean, mean, rtol=1e-9)
     np.testing.assert_allclose(posterior.precision_matrix, precision, rtol=1e-9)
     prediction = model.predict(posterior, np.zeros((3, 1)), key=jax.random.key(0), num_draws=4000)
@@ -59,9 +61,9 @@ def test_in_one_dimension_it_is_an_intercept():
     location, intercept = normal_location(noise_sd=0.7), linear_regression(0, noise_sd=0.7)
     rows, empty = Y[:, :1], np.zeros((6, 0))
     both = (
-        location.likelihood_factor(Data(jnp.asarray(rows), jnp.asarray(WEIGHT), jnp.asarray(6))),
+        location.gaussian_rows.likelihood_factor(Data(jnp.asarray(rows), jnp.asarray(WEIGHT), jnp.asarray(6))),
         (
-            intercept.likelihood_factor(
+            intercept.gaussian_rows.likelihood_factor(
                 Data((jnp.asarray(empty), jnp.asarray(rows[:, 0])), jnp.asarray(WEIGHT), jnp.asarray(6))
             )
         ),
@@ -71,7 +73,7 @@ def test_in_one_dimension_it_is_an_intercept():
 
 
 def test_how_it_is_built():
-    np.testing.assert_allclose(normal_location(2, noise_sd=[1.0, 2.0]).noise.root, np.diag([1.0, 2.0]))
+    np.testing.assert_allclose(normal_location(2, noise_sd=[1.0, 2.0]).likelihood.root, np.diag([1.0, 2.0]))
     assert isinstance(normal_location(2, family=DiagonalGaussian).prior, DiagonalGaussian)
     assert isinstance(cavity.PVI(normal_location(2)).solver, Conjugate)
     assert isinstance(cavity.PVI(normal_location(2, family=DiagonalGaussian)).solver, NaturalGradient)
@@ -88,6 +90,6 @@ def test_how_it_is_built():
         with pytest.raises(CavityError, match=reason):
             normal_location(2, **wrong)
     with pytest.raises(CavityError, match="dimension 2, the noise 1"):
-        NormalLocation(prior, GaussianNoise(1.0))
+        NormalLocation(prior, GaussianVector.from_covariance(np.eye(1)))
     with pytest.raises(DataError, match="the location has 2 entries"):
         normal_location(2).prepare(Y[:, :1])

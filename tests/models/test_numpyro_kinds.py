@@ -282,14 +282,14 @@ def test_a_block_is_the_same_as_single_exchanges():
 def test_data_of_no_kind_are_refused_with_all_kinds_named():
     for algorithm in (cavity.PVI(mixed()), SFVI(mixed(), num_steps=2)):
         for wrong in ({"x": np.ones(2)}, {"x": np.ones(2), "no": np.ones(2)}, data()[0] | {"yes": np.ones(10)}):
-            with pytest.raises(DataError, match="'york'.*no kind of silo has .* there are x, count; or x, yes"):
+            with pytest.raises(DataError, match="'york'.*no kind of client has .* there are x, count; or x, yes"):
                 cavity.run(algorithm, one_each() | {"york": wrong})
 
 
 def test_local_latents_of_any_kind_are_refused_by_pvi():
     for plain_first in (True, False):
         for method in (cavity.PVI, lambda model: cavity.FedGVI(model, NegativeLogLikelihood())):
-            with pytest.raises(CavityError, match="own stay at their silo"):
+            with pytest.raises(CavityError, match="own stay at their client"):
                 method(gaussian_model(plain_first))
 
 

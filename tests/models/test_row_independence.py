@@ -62,12 +62,12 @@ def model_of(covariate):
 
 @pytest.mark.parametrize("name", DEPENDENT)
 def test_numpyro_models_whose_rows_depend_on_others_are_refused(name):
-    with pytest.raises(CavityError, match="'y' says of a row or unit depends on the others.* as a column"):
+    with pytest.raises(CavityError, match="'y' for a row or unit depends on others.* as a column"):
         numpyro_model(model_of(DEPENDENT[name]), {"x": X, "y": Y})
 
 
 def test_an_example_of_equal_rows_hides_nothing():
-    with pytest.raises(CavityError, match="'y' says of a row or unit depends on the others"):
+    with pytest.raises(CavityError, match="'y' for a row or unit depends on others"):
         numpyro_model(model_of(DEPENDENT["lag"]), {"x": np.zeros(3), "y": np.zeros(3)})
 
 
@@ -76,7 +76,7 @@ def test_a_dependence_on_whole_numbers_is_refused():
         rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
         numpyro.sample("y", dist.Poisson(rate * (1.0 + jnp.concatenate([jnp.zeros(1), y[:-1]]))), obs=y)
 
-    with pytest.raises(CavityError, match="'y' says of a row or unit depends on the others"):
+    with pytest.raises(CavityError, match="'y' for a row or unit depends on others"):
         numpyro_model(counted, {"x": X, "y": np.arange(12) % 3})
 
 
@@ -113,15 +113,15 @@ def chained(x, y):
 
 def test_rows_of_units_that_depend_on_others_are_refused():
     data = {"group": np.repeat(np.arange(4), 3), "x": X, "y": Y}
-    with pytest.raises(CavityError, match="'y' says of a row or unit depends on the others"):
+    with pytest.raises(CavityError, match="'y' for a row or unit depends on others"):
         numpyro_model(grouped(DEPENDENT["lag"]), data, unit="group", num_units="num_groups")
-    with pytest.raises(CavityError, match="'own' says of a row or unit depends on the others"):
+    with pytest.raises(CavityError, match="'own' for a row or unit depends on others"):
         numpyro_model(chained, {"x": X, "y": Y})
 
 
 def test_units_that_depend_on_another_unit_are_refused():
     data = {"group": np.repeat(np.arange(4), 3), "x": X, "y": Y}
-    with pytest.raises(CavityError, match="'own' says of a row or unit depends on the others"):
+    with pytest.raises(CavityError, match="'own' for a row or unit depends on others"):
         numpyro_model(by_height(lambda height: height - height[0]), data, unit="group", num_units="num_groups")
 
 
@@ -136,7 +136,7 @@ def test_a_model_that_fixes_its_number_of_rows_is_refused():
         pairs = (slope * x).reshape(-1, 4).reshape(-1)
         numpyro.sample("y", dist.Normal(pairs, 1.0), obs=y)
 
-    with pytest.raises(CavityError, match="cannot be computed with 6 rows, but silos differ"):
+    with pytest.raises(CavityError, match="cannot be computed with 6 rows, but clients have different"):
         numpyro_model(function, {"x": X, "y": Y})
 
 
@@ -147,7 +147,7 @@ def test_functions_whose_rows_depend_on_others_are_refused(name):
         return -0.5 * (y - p["slope"] * DEPENDENT[name](x)) ** 2
 
     model = function_model(log_likelihood, {"slope": 0.0})
-    with pytest.raises(CavityError, match="`log_likelihood` says of a row depends on other rows.*subclass"):
+    with pytest.raises(CavityError, match="`log_likelihood` for a row depends on other rows.*subclass"):
         cavity.run(cavity.PVI(model), {"york": (X, Y)}, rounds=1)
 
 

@@ -361,7 +361,7 @@ def test_unsuitable_parts_are_refused():
     refused = [
         (exact(0.1), share, kl, "Gaussian family"),
         (LBFGS(), share, kl, "Gaussian family"),
-        (StochasticNaturalGradient(), isotropic, kl, "full or diagonal"),
+        (StochasticNaturalGradient(), isotropic, kl, "full Gaussian or a diagonal"),
         (StochasticNaturalGradient(), logistic_regression(2), Reverse(), "divergence KL"),
     ]
     for solver, model, divergence, message in refused:

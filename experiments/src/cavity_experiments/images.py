@@ -49,7 +49,7 @@ def annealed(num_steps: int) -> Callable[[Any], optax.GradientTransformation]:
 
 
 def _labels(coordinates: MeanScale) -> PyTree:
-    return eqx.tree_at(lambda q: (q.mean, q.log_scale), coordinates, ("mean", "scale"))
+    return eqx.tree_at(lambda q: (q.centre, q.log_scale), coordinates, ("mean", "scale"))
 
 
 def perceptron_solver(clients: Mapping[str, Images], epochs: int, step_size: float = STEP_SIZE) -> Gradient:

@@ -49,6 +49,7 @@ from cavity.core import (
     Solution,
     Solver,
 )
+from cavity.core.fields import Number
 from cavity.core.messages import ClientInput, ClientUpdate, Report, Stacked
 from cavity.core.types import Leaf
 from cavity.distributions.natural import product
@@ -115,7 +116,7 @@ class Density(eqx.Module):
     divergence: Divergence
     is_product: bool = eqx.field(static=True)
 
-    def weight(self, loss: Loss) -> Float[Array, ""] | float | None:
+    def weight(self, loss: Loss) -> Number | None:
         """The posterior stands for prior * exp(-sum of losses / weight); None where it stands for something else.
 
         A fixed point is then the closest member to that density, in KL(q : . ). Not so where a divergence is not a
@@ -126,7 +127,7 @@ class Density(eqx.Module):
         return self.divergence.weight if plain and isinstance(self.divergence, MultipleOfKL) else None
 
     @property
-    def likelihood_power(self) -> Float[Array, ""] | float | None:
+    def likelihood_power(self) -> Number | None:
         """The posterior stands for prior * likelihood ** power; None where it stands for something else."""
         power, weight = self.loss.likelihood_power, self.weight(self.loss)
         return None if power is None or weight is None else power / weight
@@ -249,7 +250,7 @@ class FactorAlgorithm(Algorithm):
         return EntryConvergence()
 
     @property
-    def likelihood_power(self) -> Float[Array, ""] | float | None:
+    def likelihood_power(self) -> Number | None:
         """The posterior stands for prior * likelihood ** power; None where it stands for something else."""
         return self.density.likelihood_power
 

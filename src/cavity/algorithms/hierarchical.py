@@ -33,15 +33,15 @@ from cavity.core import (
     Data,
     Declaration,
     Entries,
-    Solution,
     Solver,
 )
 from cavity.core.fields import as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState, Stacked
-from cavity.core.shared_model import SharedModel, SharedProblem
+from cavity.core.shared_model import SharedModel, SharedProblem, SharedSolution
 from cavity.core.types import Leaf
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical, joint
+from cavity.distributions.pseudo import Observations
 from cavity.errors import CavityError, ProtocolError
 
 
@@ -57,14 +57,14 @@ class HierarchicalPVI(Algorithm):
             for their rows, of KL(q(phi) : cavity(phi)).
     """
 
-    model: SharedModel
+    model: SharedModel[Hierarchical, Observations]
     solver: Solver
     damping: Damping
     alpha: Float[Array, ""]
 
     def __init__(
         self,
-        model: SharedModel,
+        model: SharedModel[Hierarchical, Observations],
         *,
         alpha: float = 0.1,
         solver: Solver | None = None,
@@ -125,14 +125,14 @@ class SharedClient(ClientPart):
         return SharedProblem(self.model, posterior / entry, posterior, entry, data, self.alpha)
 
     def update(
-        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
+        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: SharedSolution[Hierarchical]
     ) -> tuple[ClientUpdate, PyTree]:
-        before, cavity, factor = problem.posterior, problem.cavity, solution.tilted
+        before, cavity, factor = problem.posterior, problem.cavity, solution.factor
         tilted = cavity.shared * factor.shared
         moved = self.model.moved(tilted.mean, before.conditional, cavity.conditional, factor.conditional)
         report = Report(
             gap=tilted.kl(before.shared) + moved,
-            free_energy=-solution.expected_loss,
+            free_energy=-solution.objective,
             steps=solution.steps,
             converged=solution.converged,
         )

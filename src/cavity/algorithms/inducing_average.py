@@ -33,15 +33,15 @@ from cavity.core import (
     Declaration,
     Entries,
     ServerPart,
-    Solution,
     Solver,
 )
 from cavity.core.fields import as_number, require
 from cavity.core.host import to_host
 from cavity.core.messages import Change, ClientInput, ClientUpdate, Reply, Report, ServerState, Stacked
-from cavity.core.shared_model import SharedModel, SharedProblem
+from cavity.core.shared_model import SharedModel, SharedProblem, SharedSolution
 from cavity.core.types import Leaf
 from cavity.distributions.hierarchical import Hierarchical, certain
+from cavity.distributions.pseudo import Observations
 from cavity.errors import CavityError
 
 AVERAGE = "(average)"  # the server's own entry
@@ -64,11 +64,13 @@ class InducingAverage(Algorithm):
         num_rows: N, of all clients together.
     """
 
-    model: SharedModel
+    model: SharedModel[Hierarchical, Observations]
     solver: Solver
     num_rows: Float[Array, ""]
 
-    def __init__(self, model: SharedModel, num_rows: float | int, *, solver: Solver | None = None):
+    def __init__(
+        self, model: SharedModel[Hierarchical, Observations], num_rows: float | int, *, solver: Solver | None = None
+    ):
         import optax
 
         from cavity.solvers.shared_descent import SharedDescent
@@ -122,14 +124,14 @@ class AveragingClient(ClientPart):
         return SharedProblem(self.model, posterior / entry, posterior, entry, data, jnp.ones(()))
 
     def update(
-        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: Solution
+        self, inputs: ClientInput, local: PyTree, problem: SharedProblem, solution: SharedSolution[Hierarchical]
     ) -> tuple[ClientUpdate, PyTree]:
         before, cavity = problem.posterior, problem.cavity
-        phi = (cavity.shared * solution.tilted.shared).mean
-        factor = Hierarchical(problem.factor.shared, solution.tilted.conditional)
+        phi = (cavity.shared * solution.factor.shared).mean
+        factor = Hierarchical(problem.factor.shared, solution.factor.conditional)
         moved = self.model.moved(phi, before.conditional, cavity.conditional, factor.conditional)
         drift = 0.5 * jnp.sum(self.model.prior.shared.precision * (phi - before.shared.mean) ** 2)
-        report = Report(moved + drift, -solution.expected_loss, solution.steps, solution.converged)
+        report = Report(moved + drift, -solution.objective, solution.steps, solution.converged)
         return ClientUpdate(InducingUpdate(factor, phi, jnp.sum(jnp.asarray(problem.data.weight))), report), local
 
 

@@ -23,7 +23,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cavity.aggregation.combining import CombiningServer
 from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
@@ -65,7 +65,25 @@ class Learner(eqx.Module):
     axes: GlobalAxes | None = None
 
 
-GradientFound = tuple[Float[Array, ""], Globals, LocalGaussian]  # the bound's value, and its gradients
+class ClientGradient(eqx.Module):
+    """What a client computes in one exchange.
+
+    Attributes:
+        bound: the client's part of the bound.
+        shared: its gradient in what all clients share.
+        own: its gradient in the client's own parameters.
+    """
+
+    bound: Float[Array, ""]
+    shared: Globals
+    own: LocalGaussian
+
+
+class GradientState(eqx.Module):
+    """The gradient, and whether it has been computed."""
+
+    gradient: ClientGradient
+    done: Bool[Array, ""]
 
 
 class OneGradient(Solver):
@@ -80,18 +98,19 @@ class OneGradient(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         return
 
-    def init(self, problem: ClientTask) -> PyTree:
+    def init(self, problem: ClientTask) -> GradientState:
         shapes = jax.eval_shape(self.structured.gradient, jax.random.key(0), problem)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.asarray(False)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return GradientState(ClientGradient(*zeros), jnp.asarray(False))
 
-    def step(self, key: PRNGKeyArray, problem: ClientTask, state: PyTree) -> PyTree:
-        return self.structured.gradient(key, problem), jnp.asarray(True)
+    def step(self, key: PRNGKeyArray, problem: ClientTask, state: GradientState) -> GradientState:
+        return GradientState(ClientGradient(*self.structured.gradient(key, problem)), jnp.asarray(True))
 
-    def done(self, state: PyTree) -> Bool[Array, ""]:
-        return state[1]
+    def done(self, state: GradientState) -> Bool[Array, ""]:
+        return state.done
 
-    def result(self, problem: ClientTask, state: PyTree) -> GradientFound:
-        return state[0]
+    def result(self, problem: ClientTask, state: GradientState) -> ClientGradient:
+        return state.gradient
 
 
 class SFVI(Starting):
@@ -195,13 +214,12 @@ class SFVIClient(ClientPart):
         return ClientTask(inputs.posterior, local, inputs.shared, data)
 
     def update(
-        self, inputs: ClientInput, local: LocalState, problem: ClientTask, solution: GradientFound
+        self, inputs: ClientInput, local: LocalState, problem: ClientTask, solution: ClientGradient
     ) -> tuple[ClientUpdate, LocalState]:
-        bound, gradient, own_gradient = solution
-        q, ascent = self.ascent.step(local.q, local.ascent, own_gradient, local.axes, inputs.shared.scale)
-        nothing = jnp.full_like(bound, jnp.nan)
-        report = Report(gap=nothing, free_energy=bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
-        return ClientUpdate(gradient, report), LocalState(q, ascent, local.axes)
+        q, ascent = self.ascent.step(local.q, local.ascent, solution.own, local.axes, inputs.shared.scale)
+        nothing = jnp.full_like(solution.bound, jnp.nan)
+        report = Report(gap=nothing, free_energy=solution.bound, steps=jnp.asarray(1), converged=jnp.asarray(True))
+        return ClientUpdate(solution.shared, report), LocalState(q, ascent, local.axes)
 
 
 class SFVIServer(CombiningServer):

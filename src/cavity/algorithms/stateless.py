@@ -57,6 +57,7 @@ from cavity.distributions.point import PointMass
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
+from cavity.solvers.requirements import require_family
 
 LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
 
@@ -133,9 +134,8 @@ class StatelessAlgorithm(Algorithm):
 
     @property
     def defaults(self) -> RunDefaults:
-        return RunDefaults(
-            rounds_per_block=1 if self.model.prior.dimension >= LARGE else block_of(RunDefaults().rounds)
-        )
+        dimension = require_family(self.model, "this method", Gaussian).dimension
+        return RunDefaults(rounds_per_block=1 if dimension >= LARGE else block_of(RunDefaults().rounds))
 
     def gap(self, posterior: Distribution, tilted: Distribution) -> Float[Array, ""]:
         """How far a client's tilted distribution is from the posterior, in nats."""
@@ -386,5 +386,5 @@ def _set(
     algorithm.num_rows = as_number(num_rows)
     algorithm.loss, algorithm.divergence = NegativeLogLikelihood(), KL()
     if num_rows is not None:
-        require(algorithm.num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
+        require(num_rows, lambda rows: rows > 0, "the number of rows of all clients must be positive")
     algorithm.solver.check(model, algorithm.loss, algorithm.divergence)

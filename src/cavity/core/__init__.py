@@ -1,4 +1,4 @@
-"""The contracts, one per file, and the records that travel. Read these files first.
+"""Every abstract class of Cavity, a few methods each, one contract per file. Read these files first.
 
 A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method is a choice of the parts below:
 
@@ -28,35 +28,37 @@ from cavity.core.algorithm import (
 )
 from cavity.core.client_source import ClientSource
 from cavity.core.damping import Damping
-from cavity.core.distribution import Distribution
+from cavity.core.dataset import Data, pad, weighted_sum
+from cavity.core.distribution import Density, Distribution
+from cavity.core.divergence import Divergence, MultipleOfKL
 from cavity.core.engine import BlockRound, BlockRounds, Engine
 from cavity.core.hyperparameter import Hyperparameter
 from cavity.core.latent_model import LatentModel
-from cavity.core.model import (
+from cavity.core.lazy_loading import listing
+from cavity.core.likelihood import (
     ClosedFormMean,
-    ConjugateModel,
-    CorrectedPrior,
-    Data,
-    Encoding,
     ExpectedPower,
-    GaussianRows,
     Likelihood,
-    LinearModel,
-    Model,
     Noisy,
     OutcomeDraws,
     PowerIntegral,
+)
+from cavity.core.loss import Loss
+from cavity.core.model import (
+    ConjugateLikelihood,
+    CorrectedPrior,
+    Encoding,
+    GaussianRows,
+    LinearModel,
+    Model,
     PredictiveModel,
     PredictorDraws,
     PredictorModel,
-    PseudoRows,
     ReportedModel,
     RowModel,
-    pad,
-    weighted_sum,
 )
 from cavity.core.schedule import Plan, Schedule
-from cavity.core.solver import Divergence, Loss, MultipleOfKL, Problem, Solution, Solver
+from cavity.core.solver import Problem, Solution, Solver
 
 __all__ = [
     "Absorbed",
@@ -68,12 +70,13 @@ __all__ = [
     "ClientPart",
     "ClientSource",
     "ClosedFormMean",
-    "ConjugateModel",
+    "ConjugateLikelihood",
     "Convergence",
     "CorrectedPrior",
     "Damping",
     "Data",
     "Declaration",
+    "Density",
     "Distribution",
     "Divergence",
     "Encoding",
@@ -98,7 +101,6 @@ __all__ = [
     "PredictorDraws",
     "PredictorModel",
     "Problem",
-    "PseudoRows",
     "Release",
     "ReportedModel",
     "RowModel",
@@ -110,3 +112,5 @@ __all__ = [
     "pad",
     "weighted_sum",
 ]
+
+__dir__ = listing(__all__)

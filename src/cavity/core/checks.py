@@ -1,26 +1,29 @@
-"""Columns of numbers out of whatever a user brings, or a DataError that names the column and the remedy."""
+"""Numeric columns from the data that users bring, or a DataError that names the column and the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from cavity.errors import DataError
 
 
-def numeric_matrix(x: Any, features: Sequence[str]) -> np.ndarray:
-    """`x` as finite floats [n, p] with one column per feature, or a DataError that names the column.
+def numeric_matrix(x: PyTree, features: Sequence[str]) -> np.ndarray:
+    """`x` as finite floats [n, p] with one column per feature.
 
     The columns of a table (pandas, polars) are found by name. They are taken by position where the table has no
-    names, or the model has those that it gives itself (x1, x2, ...).
+    names, or where the model has the default names x1, x2, ...
+
+    Raises:
+        DataError: naming the column and the remedy.
     """
     given = tuple(features) != tuple(f"x{j}" for j in range(1, len(features) + 1))
     if given and any(isinstance(name, str) for name in getattr(x, "columns", ())):
         for name in features:
             if name not in x.columns:
-                raise DataError(f"there is no column '{name}'; the table has {', '.join(map(str, x.columns))}")
+                raise DataError(f"column '{name}' not found; the table has {', '.join(map(str, x.columns))}")
         x = x[list(features)]
     try:
         array = np.asarray(x)
@@ -40,7 +43,7 @@ def numeric_matrix(x: Any, features: Sequence[str]) -> np.ndarray:
     return np.stack(columns, axis=1) if columns else np.zeros((len(array), 0))  # an intercept alone
 
 
-def numeric_vector(y: Any) -> np.ndarray:
+def numeric_vector(y: PyTree) -> np.ndarray:
     """`y` as finite floats [n], or a DataError."""
     try:
         array = np.asarray(y)
@@ -53,17 +56,34 @@ def numeric_vector(y: Any) -> np.ndarray:
     return finite_column(array, "the outcome y")
 
 
-def network_rows(value: Any, num_features: int) -> tuple[np.ndarray, np.ndarray]:
+def network_rows(value: PyTree, num_features: int) -> tuple[np.ndarray, np.ndarray]:
     """A pair (x, y) for a network: features in single precision, outcomes as numbers, or a DataError."""
-    if not (isinstance(value, (tuple, list)) and len(value) == 2):
-        raise DataError("a network needs a pair (x, y)")
-    x, y = network_features(value[0], num_features), numeric_vector(value[1])
+    features, outcomes = pair(value, "a network needs a pair (x, y)")
+    return same_rows(network_features(features, num_features), numeric_vector(outcomes))
+
+
+def pair(value: PyTree, message: str) -> tuple[PyTree, PyTree]:
+    """The two entries of a tuple or list of length 2; otherwise a DataError with this message."""
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return value[0], value[1]
+    raise DataError(message)
+
+
+def same_rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Features and outcomes, which must have the same number of rows; otherwise a DataError."""
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
     return x, y
 
 
-def network_features(x: Any, num_features: int) -> np.ndarray:
+def feature_names(features: int | Sequence[str]) -> tuple[str, ...]:
+    """The names of the features: as they are given, or x1, x2, ... where their number is given."""
+    if isinstance(features, int):
+        return tuple(f"x{j}" for j in range(1, features + 1))
+    return tuple(features)
+
+
+def network_features(x: PyTree, num_features: int) -> np.ndarray:
     """Rows of features in single precision, or a DataError."""
     x = np.asarray(x)
     if x.ndim != 2 or x.shape[1] != num_features:
@@ -97,11 +117,11 @@ def finite_column(values: np.ndarray, label: str) -> np.ndarray:
     return numbers
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: PyTree) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")  # those of pandas, which is optional
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: PyTree) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):

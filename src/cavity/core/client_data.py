@@ -1,10 +1,9 @@
-"""From a dict of whatever users bring to checked, weighted rows per client."""
+"""From the dict of data that a user gives to checked, weighted rows per client."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import equinox as eqx
 import jax
@@ -23,7 +22,7 @@ class Weighted(eqx.Module):
     """
 
     batch: PyTree
-    weight: Any
+    weight: PyTree  # checked when the rows are prepared
 
 
 def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -> dict[str, Data]:
@@ -38,12 +37,12 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
         raise DataError("there are no clients; give a dict with at least one name -> data")
     prepared, owned = {}, owned_rows(model)
     for name, value in clients.items():
-        if name in owned:  # these clients were prepared before
+        if name in owned:  # these clients have been prepared already
             continue
         if not isinstance(name, str):
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
         prepared[name] = prepare_client(model, name, value)
-    if not model.has_kinds:  # kinds have been told apart by their columns
+    if not model.has_kinds:  # kinds differ in their columns
         _check_agreement(prepared)
     check_units(unit_labels(model, clients))
     _warn_if_one_class(prepared)
@@ -51,8 +50,8 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
 
 
 def owned_rows(model: Model | LatentModel) -> dict[str, Data]:
-    """Rows whose owner is the server: what of the prior is outside the family."""
-    return {} if isinstance(model, LatentModel) else model.server_entries()
+    """Rows that the server owns: the part of the prior outside the family."""
+    return model.server_entries()
 
 
 def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data:
@@ -64,10 +63,7 @@ def prepare_client(model: Model | LatentModel, name: str, value: PyTree) -> Data
 
 
 class Prepared(ClientSource):
-    """A source whose clients' data are checked against the model as they are loaded, as those of a dict are.
-
-    The server's own rows come with them.
-    """
+    """A source whose data are checked against the model when they are loaded; it includes the server's own rows."""
 
     def __init__(self, model: Model | LatentModel, raw: ClientSource):
         self._model, self._raw, self._owned = model, raw, owned_rows(model)
@@ -90,18 +86,15 @@ class Prepared(ClientSource):
 
 def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     """One client's rows in the model's form, with weights."""
-    weight = None
-    if isinstance(value, Weighted):
-        try:
-            value, weight = value.batch, np.asarray(value.weight, float)
-        except (TypeError, ValueError):
-            raise DataError("its weights must be numbers, one per row") from None
-    elif isinstance(value, Data):
-        value, weight = value.batch, np.asarray(value.weight)
+    value, given = _unweighted(value)
+    try:
+        weight = None if given is None else np.asarray(given, float)
+    except (TypeError, ValueError):
+        raise DataError("its weights must be numbers, one per row") from None
     if isinstance(value, (tuple, list, Mapping)) and any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(value)):
         raise DataError("it has no rows; leave this client out")
     batch, units = model.prepare(value), None
-    if isinstance(batch, Data):  # a model with local latents says which units the rows belong to
+    if isinstance(batch, Data):  # a model with local latents returns the units of the rows too
         batch, units = batch.batch, batch.units
     num_rows = len(jax.tree.leaves(batch)[0])
     if num_rows == 0:
@@ -114,12 +107,17 @@ def as_data(model: Model | LatentModel, value: PyTree) -> Data:
     return Data(batch, weight, np.asarray(num_rows), units)
 
 
+def _unweighted(value: PyTree) -> tuple[PyTree, PyTree]:
+    """A client's rows, and their weights where it gave some."""
+    return (value.batch, value.weight) if isinstance(value, (Weighted, Data)) else (value, None)
+
+
 def _check_agreement(prepared: Mapping[str, Data]) -> None:
-    """All clients have the same arrays with the same columns, as the first one has them."""
+    """Raise DataError unless all clients have the same arrays with the same columns as the first one."""
     (first, reference), *others = prepared.items()
     for name, data in others:
         if jax.tree.structure(data.batch) != jax.tree.structure(reference.batch):
-            raise DataError(f"client {name!r}: its data have another structure than those of client {first!r}")
+            raise DataError(f"client {name!r}: its data have a different structure from those of client {first!r}")
         pairs = zip(jax.tree.leaves(data.batch), jax.tree.leaves(reference.batch), strict=True)
         for mine, theirs in pairs:
             if mine.shape[1:] != theirs.shape[1:]:
@@ -129,29 +127,31 @@ def _check_agreement(prepared: Mapping[str, Data]) -> None:
                 )
 
 
-def unit_labels(model: Any, clients: Any) -> dict[str, tuple[Any, ...]]:
+def unit_labels(
+    model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource | None
+) -> dict[str, tuple[Hashable, ...]]:
     """The names of each client's units, for models with local latents; empty for all others."""
-    if not isinstance(model, LatentModel) or not isinstance(clients, Mapping):
+    if not isinstance(clients, Mapping):
         return {}
-    raw = {name: value.batch if isinstance(value, (Weighted, Data)) else value for name, value in clients.items()}
+    raw = {name: _unweighted(value)[0] for name, value in clients.items()}
     labels = {name: model.unit_labels(value) for name, value in raw.items()}
     return {name: tuple(found) for name, found in labels.items() if found is not None}
 
 
-def check_units(labels: Mapping[str, tuple[Any, ...]]) -> None:
-    """A unit with rows at two silos would have two sets of latents, and its prior would count twice."""
-    home: dict[Any, str] = {}
+def check_units(labels: Mapping[str, tuple[Hashable, ...]]) -> None:
+    """Raise DataError where a unit has rows at two clients: its prior would count twice."""
+    home: dict[Hashable, str] = {}
     for name, units in labels.items():
         for label in units:
             if home.setdefault(label, name) != name:
                 raise DataError(
-                    f"the unit {label!r} has rows at {home[label]!r} and at {name!r}; its latents can stay at one silo "
-                    "only: move its rows there, or give it another name where it is another unit"
+                    f"the unit {label!r} has rows at {home[label]!r} and at {name!r}, but its latents belong to one "
+                    "client: move its rows there, or rename it where it is a different unit"
                 )
 
 
 def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
-    """One class at one client is ordinary; over all clients it means that nothing can be learned about it."""
+    """Warn if all clients together have one outcome only; at a single client that is common."""
     batches = [data.batch for data in prepared.values()]
     if not all(isinstance(batch, tuple) and len(batch) == 2 for batch in batches):
         return
@@ -165,10 +165,12 @@ def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
 
 
 def split_by_size(clients: Mapping[str, PyTree], min_rows: int) -> tuple[dict[str, PyTree], dict[str, int]]:
-    """Those with at least `min_rows` rows, and the number of rows of the others.
+    """Split clients by their number of rows.
 
-    A factor of a client with hardly more rows than coefficients nearly gives its rows away, so a study refuses
-    small clients unless it says otherwise.
+    The factor of a client with few rows can reveal them, so a study refuses small clients by default.
+
+    Returns:
+        The clients with at least `min_rows` rows, and the number of rows of the others.
     """
     sizes = {name: len(jax.tree.leaves(data)[0]) for name, data in clients.items()}
     admitted = {name: data for name, data in clients.items() if sizes[name] >= min_rows}

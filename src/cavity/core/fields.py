@@ -1,38 +1,62 @@
-"""A part's numbers as array leaves: one compiled program serves a whole sweep over them.
+"""Numbers of a part as array leaves, so that one compiled program serves a sweep over them.
 
-They are strongly typed, so that it does not matter whether a number came from Python or numpy; a part casts them to
-the precision of its problem.
+The leaves are strongly typed: it does not matter whether a number came from Python or numpy. A part casts them to the
+precision of its problem.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import overload
 
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from cavity.core.types import Leaf
 from cavity.errors import CavityError
 
+Number = float | int | np.number | Leaf  # one number, from Python, numpy or jax
+Count = int | np.integer | Leaf  # one whole number
 
-def as_number(value: Any) -> Any:
-    """A real number; None stays None."""
+
+@overload
+def as_number(value: None) -> None: ...
+@overload
+def as_number(value: Number | Sequence[float]) -> Array: ...
+def as_number(value: Number | Sequence[float] | None) -> Array | None:
+    """A real number as an array leaf; None stays None."""
     return None if value is None else jnp.asarray(value, float)
 
 
-def as_count(value: Any) -> Array:
-    """A whole number."""
+def as_count(value: Number | Sequence[int]) -> Array:
+    """A whole number as an array leaf."""
     return jnp.asarray(value, int)
 
 
-def require(value: Any, holds: Callable[[np.ndarray], Any], message: str) -> None:
-    """Raise CavityError unless the number is finite and the condition holds; a traced one is not looked at."""
-    if isinstance(value, Tracer):
+def require(
+    value: Number | Sequence[float], holds: Callable[[np.ndarray], bool | np.bool_ | np.ndarray], message: str
+) -> None:
+    """Check a number that a user gave. A traced number is not checked.
+
+    Args:
+        value: the number.
+        holds: the condition.
+        message: what the number must be, for the error.
+
+    Raises:
+        CavityError: the value is not one finite number, or the condition does not hold.
+    """
+    if is_traced(value):
         return
     number = np.asarray(value)
     if number.ndim:
         raise CavityError(f"{message}, and one number, not {number.tolist()}")
     if not (np.all(np.isfinite(number)) and np.all(holds(number))):
         raise CavityError(f"{message}, not {number}")
+
+
+def is_traced(value: Number | Sequence[float]) -> bool:
+    """Whether a number is only known when a compiled function runs."""
+    return isinstance(value, Tracer)

@@ -1,25 +1,26 @@
-"""Numbers of a model that are learned, not inferred."""
+"""The contract of a hyperparameter: a number of a model that is learned by maximising the free energy."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from cavity.core.model import Data, Model
+from cavity.core.dataset import Data
+from cavity.core.distribution import Distribution
+from cavity.core.model import Model
 
 
 class Hyperparameter(eqx.Module):
-    """One or more numbers epsilon of a model, moved to where the free energy F is highest (PVI, appendix A).
+    """One or more numbers epsilon of a model, learned by maximising the free energy F (PVI, appendix A).
 
-    With q at its fixed point the gradient of F sees epsilon in the log joint alone:
+    With q at its fixed point the gradient of F depends on epsilon through the log joint density alone:
 
         dF / d epsilon = sum_m E_q[d log p(y_m | theta, epsilon)] + E_q[d log p(theta | epsilon)]           (6)
 
-    The first term is a sum over clients, and all that they send; the second is the server's.
+    The first term is a sum over clients, and all that they send; the server computes the second.
     """
 
     @abc.abstractmethod
@@ -31,11 +32,15 @@ class Hyperparameter(eqx.Module):
         """The state before the first step, with numpy leaves."""
 
     @abc.abstractmethod
-    def sums(self, state: PyTree, model: Model, q: Any, data: Data) -> PyTree:
-        """What a client sends: sums over its rows, under the posterior q; None for nothing. Traced."""
+    def sums(self, state: PyTree, model: Model, q: Distribution, data: Data) -> PyTree:
+        """What a client sends: sums over its rows under the posterior q, or None. Traced."""
 
     @abc.abstractmethod
     def step(
-        self, state: PyTree, model: Model, q: Any, sums: PyTree
+        self, state: PyTree, model: Model, q: Distribution, sums: PyTree
     ) -> tuple[Model, Float[np.ndarray | Array, " e"], PyTree]:
-        """The model with the next value, from the clients' sums added up; dF / d log epsilon before; and the state."""
+        """One step, given the total of the clients' sums.
+
+        Returns:
+            The model with the next value, dF / d log epsilon at the previous value, and the next state.
+        """

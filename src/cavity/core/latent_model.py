@@ -1,22 +1,22 @@
-"""Models with latent variables that stay with their rows."""
+"""The contract of a model with latent variables that stay at their client."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import equinox as eqx
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core.model import Data
+from cavity.core.dataset import Data
 
 
 class LatentModel(eqx.Module):
-    """p_theta(Z_G) times, over all units of all silos, p_theta(Z_u, y_u | Z_G)  (SFVI, eqs. 1-3).
+    """p_theta(Z_G) times the product of p_theta(Z_u, y_u | Z_G) over all units of all clients (SFVI, eqs. 1-3).
 
-    Z_G is a flat vector, the local latents of a silo are a matrix with one row per unit. A silo whose latents belong
-    to itself has one unit; a model without local latents has one unit with none. `theta` is learned, not inferred.
+    Z_G is a flat vector; the local latents of a client are a matrix with one row per unit. A client whose latents
+    belong to it as a whole has one unit; a model without local latents has one unit with none. `theta` is learned by
+    maximum likelihood, not inferred.
     """
 
     @property
@@ -27,17 +27,17 @@ class LatentModel(eqx.Module):
     @property
     @abc.abstractmethod
     def num_local(self) -> int:
-        """The number of local latents of a unit; may be 0."""
+        """The number of local latents per unit; may be 0."""
 
     @property
     @abc.abstractmethod
     def theta(self) -> PyTree:
-        """Where the learned parameters start; None if there are none."""
+        """The initial values of the learned parameters; None if there are none."""
 
     @property
     @abc.abstractmethod
     def parameter_names(self) -> tuple[str, ...]:
-        """One name per entry of what `constrain` returns, raveled."""
+        """One name per entry of what `constrain` returns, flattened."""
 
     @property
     @abc.abstractmethod
@@ -46,16 +46,16 @@ class LatentModel(eqx.Module):
 
     @abc.abstractmethod
     def log_prior(self, theta: PyTree, z_global: Float[Array, " g"]) -> Float[Array, ""]:
-        """Log p_theta(Z_G): the server's part."""
+        """Log p_theta(Z_G), which the server computes."""
 
     @abc.abstractmethod
     def log_joint(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data, key: PRNGKeyArray
     ) -> Float[Array, " u"]:
-        """Log p_theta(y_u, Z_u | Z_G) of each unit: the silo's part. What is of no unit counts with the first one.
+        """Log p_theta(y_u, Z_u | Z_G) of each unit, which the client computes.
 
-        Rows are weighted by `data.weight`; units of weight 0 are padding, and whatever they give is left out. The key
-        is for models that draw rows themselves.
+        Terms that belong to no unit are added to the first one. Rows are weighted by `data.weight`; units of weight 0
+        are padding, and their values are ignored. The key is for models that draw rows themselves.
         """
 
     @property
@@ -63,40 +63,44 @@ class LatentModel(eqx.Module):
         """Whether clients may differ in their columns."""
         return False
 
+    def server_entries(self) -> dict[str, Data]:
+        """Rows that the server owns: none, since the prior of Z_G is the server's part in any case."""
+        return {}
+
     def alone(self, data: Data) -> LatentModel:
-        """The model of this silo's kind alone."""
+        """The model for the columns of this client alone."""
         return self
 
     def local_size(self, data: Data) -> int:
-        """The number of local latents of a unit at this silo, at most `num_local`."""
+        """The number of local latents per unit at this client, at most `num_local`."""
         return self.num_local
 
     @property
     def independent_rows(self) -> bool:
-        """Whether every row is a unit of its own and has no other latents: then a batch is rows with their latents."""
+        """Whether every row is a unit with no other latents. A mini-batch is then some rows with their latents."""
         return False
 
     def encode(self, theta: PyTree, data: Data) -> tuple[Float[Array, "u l"], Float[Array, "u l"]] | None:
         """Mean and log scale of each unit's q(Z_u), by an inference network in theta (amortised inference).
 
-        None where every unit has numbers of its own, which stay at its silo.
+        None where every unit has its own variational parameters, which stay at its client.
         """
         return None
 
     @abc.abstractmethod
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> PyTree:
-        """The global latents and learned parameters in the terms of the model's author."""
+        """The global latents and learned parameters as the author of the model named and scaled them."""
 
     def constrain_local(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
     ) -> PyTree:
-        """The local latents in the terms of the model's author, with the units as first axis."""
+        """The local latents as the author of the model named and scaled them, with the units as first axis."""
         return {"local": z_local}
 
     @abc.abstractmethod
     def prepare(self, value: PyTree) -> Data:
-        """One silo's raw data in this model's form, with its units. Raises DataError saying what is wrong."""
+        """One client's raw data in this model's form, with its units. Raises DataError saying what is wrong."""
 
     @abc.abstractmethod
-    def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
-        """The names of a silo's units, in their order; None where the author gave none."""
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
+        """The names of a client's units, in their order; None where units have no names."""

@@ -1,8 +1,8 @@
-"""Packages whose parts are loaded when they are first used (PEP 562), so that importing Cavity stays quick."""
+"""Packages whose parts are loaded when they are first used (PEP 562), so that importing Cavity is fast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -12,10 +12,13 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[st
 
     Args:
         package: its name.
-        modules: module -> the public names that it has, with spaces between them.
+        modules: module -> the public names that it has, separated by spaces.
+
+    Returns:
+        Two functions for the package to assign to `__getattr__` and `__dir__`.
     """
     homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
-    if hidden := homes.keys() & modules.keys():  # a module, once loaded, takes its own name in the package
+    if hidden := homes.keys() & modules.keys():  # a loaded module becomes an attribute of its package
         raise ValueError(f"{package}: a module hides a public name: {', '.join(sorted(hidden))}")
     names = sorted(homes)
 
@@ -25,3 +28,12 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[st
         return getattr(import_module(homes[name]), name)
 
     return load, lambda: list(names)
+
+
+def listing(names: Sequence[str]) -> Callable[[], list[str]]:
+    """The `__dir__` of a package whose public names are loaded at once.
+
+    Args:
+        names: its `__all__`.
+    """
+    return lambda: sorted(names)

@@ -1,131 +1,54 @@
-"""What is known of the rows: data, likelihoods, models, and the promises that some of them make."""
+"""The contract of a model: a prior and the likelihood of a client's dataset, and the capabilities that models have.
+
+A capability that every instance of a class has is a base class (`RowModel`, `LinearModel`, ...). One that depends on
+the parts of a model, such as a conjugate likelihood, is an object that the model returns, or None (`conjugate`,
+`gaussian_rows`).
+"""
 
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from collections.abc import Hashable, Sequence
+from typing import Any, Generic
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from cavity.core.dataset import Data, weighted_sum
+from cavity.core.distribution import D, Distribution
+from cavity.core.fields import Number
+from cavity.core.likelihood import Likelihood
+from cavity.core.types import Leaf
 
 
-class Data(eqx.Module):
-    """One client's rows, as a solver sees them.
-
-    Attributes:
-        batch: any pytree of arrays with a common first axis; for a regression `(x, y)`.
-        weight: one number per row; 0 for padding, and the user's own weights.
-        num_rows: the true number of rows, without padding; all randomness depends on it alone.
-        units: who has local latents, for models with some: as `batch` the numbers of their labels (or None), as weight
-            1, or 0 for padding.
-    """
-
-    batch: PyTree
-    weight: Float[Array | np.ndarray, " n"]
-    num_rows: Int[Array | np.ndarray, ""]
-    units: Data | None = None
-
-
-def pad(data: Data, length: int, num_units: int = 0) -> Data:
-    """The same rows, followed by copies of the first at weight 0 (copies, so that no loss overflows there).
-
-    Where there are units, so are they.
-    """
-    extra = length - len(data.weight)
-    batch = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], extra, axis=0)]), data.batch)
-    weight = np.concatenate([data.weight, np.zeros(extra, data.weight.dtype)])
-    units = None if data.units is None else pad(data.units, num_units)
-    return Data(batch, weight, data.num_rows, units)
-
-
-def weighted_sum(data: Data, values: Float[Array, " n"]) -> Float[Array, ""]:
-    """Over the rows, in the values' own precision: weights in double precision do not promote a network."""
-    return jnp.asarray(data.weight).astype(values.dtype) @ values
-
-
-class Likelihood(eqx.Module):
-    """p(y | f): how an outcome depends on `num_predictors` numbers. Works elementwise over leading axes."""
-
-    is_discrete: ClassVar[bool] = False  # whether p is a probability, at most 1, and not a density
-    has_classes: ClassVar[bool] = False  # whether outcomes are classes, and `mean` their probabilities
-
-    @property
-    @abc.abstractmethod
-    def num_predictors(self) -> int:
-        """K, the length of f."""
+class ConjugateLikelihood(eqx.Module, Generic[D]):
+    """The likelihood of a dataset as a member of a family of distributions, up to a constant."""
 
     @abc.abstractmethod
-    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        """Log p(y | f)."""
-
-    @abc.abstractmethod
-    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
-        """E[y | f]: what a prediction averages. For classes, their probabilities."""
-
-    @abc.abstractmethod
-    def check(self, y: np.ndarray) -> str | None:
-        """What is wrong with these outcomes (and the remedy), or None."""
+    def likelihood_factor(self, data: Data) -> tuple[D, Float[Array, ""]]:
+        """(factor, constant) with log p(data | theta) = log factor(theta) + constant."""
 
 
-class ClosedFormMean(Likelihood):
-    """A promise: with one uncertain predictor, the expected outcome has a closed form (or a good approximation)."""
+class GaussianRows(ConjugateLikelihood[D]):
+    """Rows with Gaussian noise around a linear predictor: the factor is a Gaussian of full covariance.
 
-    @abc.abstractmethod
-    def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
-        """E[mean(f)] for the first predictor f_1 ~ N(mean, variance)."""
-
-
-class Noisy(Likelihood):
-    """A promise: outcomes scatter around the predictor with a scale of their own."""
-
-    @property
-    @abc.abstractmethod
-    def noise_precision(self) -> Any:
-        """One over the square of that scale."""
-
-
-class OutcomeDraws(Likelihood):
-    """A promise: outcomes can be drawn from the likelihood, as the Fisher information asks."""
-
-    @abc.abstractmethod
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
-        """One outcome y ~ p(y | f) for each f, in the form that `log_prob` takes."""
-
-
-class PowerIntegral(Likelihood):
-    """A promise: the integral (for counts and classes the sum) over y of p(y | f)^power is known."""
-
-    @abc.abstractmethod
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
-        """Log of the integral of p(y | f)^power over y, for a power of at least 1."""
-
-
-class ExpectedPower(Likelihood):
-    """A promise: the expectation of a power of the likelihood under a Gaussian predictor has a closed form.
-
-    Its power integral does not depend on f.
+    Such rows can be reweighted and shifted, which turns weighted score matching into a likelihood.
     """
 
     @abc.abstractmethod
-    def log_expected_power(
-        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any, power: Any
-    ) -> Float[Array, " n"]:
-        """Log E[p(y | f)^power] for f ~ N(mean, covariance), for a positive power."""
+    def standardised_residuals(self, theta: PyTree, batch: PyTree) -> Float[Array, "n k"]:
+        """Z = S^(-1/2) (y - f(theta)) of each row, with S the covariance of the noise."""
 
     @abc.abstractmethod
-    def expected_log_prob(
-        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
-    ) -> Float[Array, " n"]:
-        """E[log p(y | f)] for f ~ N(mean, covariance)."""
+    def shifted(self, theta: PyTree, batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        """The batch with outcomes y + share (y - f(theta))."""
 
 
 class Model(eqx.Module):
-    """A prior and a likelihood of a client's rows. The family of the posterior is that of the prior."""
+    """A prior and a likelihood of a client's rows. The posterior has the family of the prior."""
 
-    prior: eqx.AbstractVar[Any]
+    prior: eqx.AbstractVar[Distribution]
 
     @property
     @abc.abstractmethod
@@ -136,13 +59,17 @@ class Model(eqx.Module):
     def log_prob(self, theta: PyTree, data: Data) -> Float[Array, ""]:
         """Log p(data | theta) of all rows of a client together, in nats; differentiable in theta.
 
-        A row of weight 2 counts as the same row twice, one of weight 0 as if it were absent: clients are padded with
-        copies of their first row at weight 0. The order of rows does not matter.
+        A row of weight 2 counts as the same row twice, a row of weight 0 as absent: clients are padded with copies of
+        their first row at weight 0. The order of rows does not matter.
         """
 
     @abc.abstractmethod
     def prepare(self, batch: PyTree) -> PyTree:
-        """One client's raw data as numeric arrays in this model's form. Raises DataError saying what is wrong."""
+        """One client's raw data as numeric arrays in this model's form.
+
+        Raises:
+            DataError: what is wrong with the data, and the remedy.
+        """
 
     @property
     def has_kinds(self) -> bool:
@@ -150,7 +77,7 @@ class Model(eqx.Module):
         return False
 
     def server_entries(self) -> dict[str, Data]:
-        """What of the prior is outside the family, as rows whose owner is the server: name -> data; mostly none."""
+        """The part of the prior outside the family, as rows that the server owns: name -> data. Mostly empty."""
         return {}
 
     def reported(self, q: Any) -> Any:
@@ -167,9 +94,23 @@ class Model(eqx.Module):
         """Notes on the units of the parameters, for a summary."""
         return ()
 
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
+        """The names of a client's units: none, as there are no local latents."""
+        return None
+
+    @property
+    def conjugate(self) -> ConjugateLikelihood | None:
+        """The likelihood as a member of the prior's family; None where it is not one."""
+        return None
+
+    @property
+    def gaussian_rows(self) -> GaussianRows | None:
+        """The rows as Gaussian rows, whatever the family of the prior; None where they are not Gaussian."""
+        return None
+
 
 class RowModel(Model):
-    """A promise: the log likelihood is a sum over rows, each of which depends on no other row.
+    """Capability: the log likelihood is a sum over rows, each of which depends on no other row.
 
     Mini-batches, losses of single rows and factors of single rows need it.
     """
@@ -183,36 +124,36 @@ class RowModel(Model):
 
 
 class PredictorModel(RowModel):
-    """A promise: rows see theta through predictors, p(row | theta) = likelihood(y | f)."""
+    """Capability: rows depend on theta through predictors, p(row | theta) = likelihood(y | f)."""
 
     likelihood: eqx.AbstractVar[Likelihood]
 
     @abc.abstractmethod
-    def predictor(self, theta: PyTree, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
-        """F of each row at theta, and the outcomes y."""
+    def predictor(self, theta: PyTree, batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
+        """The predictors f of each row at theta, and the outcomes y."""
 
     def row_log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         return self.likelihood.log_prob(*self.predictor(theta, batch))
 
 
 class LinearModel(PredictorModel):
-    """A promise: rows see theta through few linear maps, f_k = X_k theta_k, with theta = (theta_1, ..., theta_K).
+    """Capability: rows depend on theta through few linear maps, f_k = X_k theta_k, theta = (theta_1, ..., theta_K).
 
-    Expectations over theta are then K-dimensional Gaussian integrals per row, and quadrature does them.
+    Expectations over theta are then K-dimensional Gaussian integrals per row, which quadrature computes.
     """
 
     @abc.abstractmethod
-    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Leaf]:
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
 
 
 class CorrectedPrior(RowModel):
-    """A promise: the prior is a Gaussian, `prior`, times a correction whose expectation under a Gaussian is known.
+    """Capability: the prior is a Gaussian, `prior`, times a correction with a known expectation under a Gaussian.
 
-    The correction is the server's row; all other rows are those of a linear model with the same theta.
+    The correction is a row that the server owns; all other rows are those of a linear model with the same theta.
     """
 
-    rows: eqx.AbstractVar[Any]  # a LinearModel
+    rows: eqx.AbstractVar[LinearModel]
 
     @abc.abstractmethod
     def seen(self, batch: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
@@ -224,56 +165,34 @@ class CorrectedPrior(RowModel):
 
 
 class PredictorDraws(PredictorModel):
-    """A promise: the model can draw each row's predictors directly, given a Gaussian over theta.
+    """Capability: the model can draw each row's predictors directly, given a Gaussian over theta.
 
     Draws of different rows may be independent (local reparameterisation); each has the right distribution.
     """
 
     @abc.abstractmethod
-    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def draw_predictor(self, key: PRNGKeyArray, q: Distribution, batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         """One draw of f per row, differentiable in q, and the outcomes y."""
 
 
-class ConjugateModel(Model):
-    """A promise: the likelihood of a data set is, up to a constant, a member of the prior's family."""
-
-    @property
-    @abc.abstractmethod
-    def is_conjugate(self) -> bool:
-        """Whether the promise holds with this prior and this likelihood."""
-
-    @abc.abstractmethod
-    def likelihood_factor(self, data: Data) -> tuple[Any, Float[Array, ""]]:
-        """(factor, constant) with log p(data | theta) = log factor(theta) + constant."""
-
-
-class GaussianRows(ConjugateModel):
-    """A promise: that factor is a Gaussian of full covariance, whatever the family of the prior is."""
-
-    @property
-    @abc.abstractmethod
-    def has_gaussian_rows(self) -> bool:
-        """Whether the promise holds with this likelihood."""
-
-
 class PredictiveModel(Model):
-    """A model that can predict new rows from a posterior."""
+    """Capability: the model predicts new rows from a posterior."""
 
     @abc.abstractmethod
-    def predict(self, posterior: Any, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None) -> Any:
-        """A `Prediction` of the outcomes at `x`; by Monte Carlo with `num_draws`, in closed form where None."""
+    def predict(self, posterior: Distribution, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None) -> Any:
+        """A `Prediction` of the outcomes at `x`: by Monte Carlo with `num_draws`, in closed form where it is None."""
 
 
 class Encoding(eqx.Module):
-    """How the rows that people have become the numbers that a model computes with, and coefficients come back."""
+    """How a table becomes the numbers that a model computes with, and how coefficients are converted back."""
 
     @abc.abstractmethod
-    def rows(self, table: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, p] and outcomes [n] of a client's table. Raises DataError saying all that is wrong with it."""
+    def rows(self, table: PyTree) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, p] and outcomes [n] of a client's table. Raises DataError naming all problems of the table."""
 
     @abc.abstractmethod
-    def features(self, table: Any) -> np.ndarray:
-        """Features [n, p] of new rows, whose outcomes are not known."""
+    def features(self, table: PyTree) -> np.ndarray:
+        """Features [n, p] of new rows, whose outcomes are unknown."""
 
     @abc.abstractmethod
     def to_computed(self) -> Float[np.ndarray, "w w"] | None:
@@ -294,39 +213,22 @@ class Encoding(eqx.Module):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raise CavityError where its fields, which may come from a file, are not what they should be."""
+        """Raise CavityError where the fields, which may come from a file, are not valid."""
 
 
 class ReportedModel(Model):
-    """A promise: parameters can be told in the units of the data, where the model computes in others."""
+    """Capability: parameters can be reported in the units of the data, where the model computes in others."""
 
     @abc.abstractmethod
-    def reported(self, q: Any) -> Any:
+    def reported(self, q: Distribution) -> Distribution:
         """The same distribution, of the parameters in the units of the data."""
 
     @property
-    def log_outcome_scale(self) -> Any:
-        """Log s where the model computes with outcomes / s: what a row's log density is too large by."""
+    def log_outcome_scale(self) -> Number:
+        """Log s where the model computes with outcomes / s: the excess of a row's log density."""
         return 0.0
 
     @property
     @abc.abstractmethod
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the parameters should know about their units."""
-
-
-class PseudoRows(RowModel):
-    """A promise: Gaussian rows can be reweighted and shifted, which turns weighted score matching into a likelihood."""
-
-    @property
-    @abc.abstractmethod
-    def has_pseudo_rows(self) -> bool:
-        """Whether the promise holds with this likelihood."""
-
-    @abc.abstractmethod
-    def standardised_residuals(self, theta: PyTree, batch: PyTree) -> Float[Array, "n k"]:
-        """Z = S^(-1/2) (y - f(theta)) of each row, S the covariance of the noise."""
-
-    @abc.abstractmethod
-    def shifted(self, theta: PyTree, batch: PyTree, share: Float[Array, " n"]) -> PyTree:
-        """The batch with outcomes y + share (y - f(theta))."""

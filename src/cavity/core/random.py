@@ -1,31 +1,29 @@
-"""Random numbers where their cost shows."""
+"""Random numbers for code in which their cost matters."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray, UInt32
 
 
-def standard_normal(key: PRNGKeyArray, num_rows: int, num_columns: int, dtype: Any) -> Float[Array, "n k"]:
-    """Independent N(0, 1) numbers; a row does not depend on how many follow, so padding does not change a draw.
+def standard_normal(key: PRNGKeyArray, num_rows: int, num_columns: int, dtype: DTypeLike) -> Float[Array, "n k"]:
+    """Independent N(0, 1) numbers. A row does not depend on the number of rows, so padding does not change a draw.
 
-    They are put together from two halves, which makes XLA write them down once. It would make them anew wherever they
-    are used, forwards and backwards: a third of the time of a network's step on a CPU.
+    They are concatenated from two halves, which makes XLA store them. Otherwise XLA would compute them again wherever
+    they are used, forwards and backwards: a third of the time of a network's step on a CPU.
     """
     half = -(-num_columns // 2)
     draws = jax.random.normal(key, (num_rows, 2, half), dtype)
     return jnp.concatenate([draws[:, 0], draws[:, 1]], axis=1)[:, :num_columns]
 
 
-def normal_of(key: PRNGKeyArray, numbers: UInt32[Array, "u 2"], size: int, dtype: Any) -> Float[Array, "u size"]:
-    """`size` standard normal numbers for each 64-bit number, whoever is beside it.
+def normal_of(key: PRNGKeyArray, numbers: UInt32[Array, "u 2"], size: int, dtype: DTypeLike) -> Float[Array, "u size"]:
+    """`size` standard normal numbers for each 64-bit number, independent of the other numbers in the array.
 
-    The numbers are the counters of one Threefry hash; folding them into keys would be the same in three. Two halves are
-    put together for the reason that `standard_normal` gives.
+    The numbers are the counters of one Threefry hash; folding them into keys would need three. Two halves are
+    concatenated for the reason given in `standard_normal`.
     """
     half = -(-len(numbers) // 2)
     counters = numbers[:, 1, None] + jnp.arange(size, dtype=jnp.uint32)
@@ -34,7 +32,7 @@ def normal_of(key: PRNGKeyArray, numbers: UInt32[Array, "u 2"], size: int, dtype
     return jnp.concatenate([_normal(hashed[:, :half], dtype), _normal(hashed[:, half:], dtype)])
 
 
-def _normal(bits: UInt32[Array, "2 u size"], dtype: Any) -> Float[Array, "u size"]:
+def _normal(bits: UInt32[Array, "2 u size"], dtype: DTypeLike) -> Float[Array, "u size"]:
     """Pairs of words as normal numbers, by the inverse of the distribution function."""
     if dtype == jnp.float64:
         mantissa = (bits[0].astype(jnp.uint64) << 32 | bits[1].astype(jnp.uint64)) >> 11

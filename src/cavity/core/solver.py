@@ -1,133 +1,90 @@
-"""A client's inner problem: what it minimises, and how."""
+"""The contract of a solver: a client's local problem, its solution, and the state machine that finds it."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import ClassVar, Generic
 
 import equinox as eqx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
-from cavity.core.model import Data, Likelihood, Model, weighted_sum
-
-
-class Loss(eqx.Module):
-    """What a client minimises in expectation: the negative log likelihood, or a robust loss of single rows."""
-
-    @abc.abstractmethod
-    def check(self, model: Model) -> None:
-        """Raise UnsuitableError where the loss has no meaning for a model. Called at construction."""
-
-    @abc.abstractmethod
-    def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        """The loss of each row at theta, for models whose likelihood is a sum over rows (`RowModel`)."""
-
-    def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
-        """The loss of all rows by their weights at theta."""
-        return weighted_sum(data, self(model, theta, data.batch))
-
-    @abc.abstractmethod
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        """The loss as a function of the linear predictor, elementwise."""
-
-    def expected(
-        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
-    ) -> Float[Array, " n"] | None:
-        """E[loss] for f ~ N(mean, covariance) in closed form; None where there is none, and quadrature is used."""
-        return None
-
-    @property
-    def needs_proper_cavity(self) -> bool:
-        """Whether the loss is bounded, so that with an improper cavity there is no minimiser, or looks at its mean."""
-        return False
-
-    @property
-    def likelihood_power(self) -> Any:
-        """The loss is this multiple of the negative log likelihood of the rows it sees; None if it is not one."""
-        return None
-
-    def in_context(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
-        """The loss and the rows in the context of a cavity; most losses do not look at it."""
-        return self, data
+from cavity.core.dataset import Data
+from cavity.core.distribution import D
+from cavity.core.divergence import Divergence
+from cavity.core.fields import Count
+from cavity.core.loss import Loss
+from cavity.core.model import Model
+from cavity.errors import UnsuitableError
 
 
-class Divergence(eqx.Module):
-    """How far q may move from the cavity: non-negative, zero at equality."""
+class Problem(eqx.Module, Generic[D]):
+    """A client's local problem: minimise E_q[loss on data] + divergence(q : cavity) over q, starting at `start`.
 
-    # a promise: of q, `objective` asks only mean, variance, entropy and cross, which descent has at hand in any form
-    asks_moments_only: ClassVar[bool] = False
-    needs_proper_cavity: ClassVar[bool] = False  # whether an improper p leaves it without a meaning
-
-    @abc.abstractmethod
-    def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
-        """D(q : p) in nats."""
-
-    @abc.abstractmethod
-    def objective(self, q: Any, p: Any) -> Float[Array, ""]:
-        """D(q : p) up to a constant in q: defined for an improper p wherever the local problem is.
-
-        Where the divergence is infinite, so is this, with finite derivatives: a line search steps back. For mean field
-        they lead back to where it is finite.
-        """
-
-    def check(self, family: Any) -> None:
-        """Raise UnsuitableError unless it is defined between members of the family of `family`."""
-        return
-
-    def inside(self, q: Any, p: Any) -> Any:
-        """`q` itself where D(q : p) is finite, else a tighter member around the same mean, where it is."""
-        return q
-
-
-class MultipleOfKL(Divergence):
-    """A promise: D(q : p) = weight * KL(q : p), so that exp(-loss / weight) is the exact factor."""
-
-    @property
-    @abc.abstractmethod
-    def weight(self) -> Any:
-        """The multiple."""
-
-
-class Problem(eqx.Module):
-    """All that a solver needs: minimise E_q[loss on data] + divergence(q : cavity) over q, from `start`."""
+    Attributes:
+        model: prior and likelihood.
+        loss: what is minimised in expectation.
+        divergence: the penalty for leaving the cavity.
+        cavity: the posterior without this client's factor; may be improper.
+        start: where the solver starts, usually the posterior.
+        data: the client's rows.
+    """
 
     model: Model
     loss: Loss
     divergence: Divergence
-    cavity: Any
-    start: Any
+    cavity: D
+    start: D
     data: Data
 
+    def kl_weight(self, dtype: DTypeLike) -> Float[Array, ""]:
+        """The weight of a multiple of KL: E[loss] + weight * KL has the minimisers of E[loss] / weight + KL."""
+        weight = self.divergence.kl_weight
+        if weight is None:
+            raise UnsuitableError(f"{type(self.divergence).__name__} is not a multiple of KL")
+        return jnp.asarray(weight, dtype)
 
-class Solution(eqx.Module):
+    def likelihood_power(self, dtype: DTypeLike) -> Float[Array, ""]:
+        """The power of the likelihood that the loss stands for."""
+        power = self.loss.likelihood_power
+        if power is None:
+            raise UnsuitableError(f"{type(self.loss).__name__} is not a multiple of the negative log likelihood")
+        return jnp.asarray(power, dtype)
+
+
+class Solution(eqx.Module, Generic[D]):
     """What a solver found.
 
     Attributes:
-        tilted: the minimiser.
+        tilted: the minimiser, a member of the family.
         expected_loss: E[loss] under the problem's *start*, summed over rows; NaN if the solver does not know it.
         steps: iterations taken.
-        converged: whether the tolerance ended the solve (else the step limit did).
+        converged: whether the tolerance ended the solve (otherwise the step limit did).
     """
 
-    tilted: Any
+    tilted: D
     expected_loss: Float[Array, ""]
     steps: Int[Array, ""]
     converged: Bool[Array, ""]
 
 
 class Solver(eqx.Module):
-    """A client's inner problem, as a state machine that an engine drives."""
+    """An iterative solver of a client's problem, as a state machine that an engine drives.
 
-    unrolled: ClassVar[int | None] = None  # a number of steps that is known beforehand and so small that no loop pays
-    has_long_steps: ClassVar[bool] = False  # whether a step is so much work that starting it does not matter
-    starts_anywhere: ClassVar[bool] = False  # whether an improper `start` will do, as under a flat prior
+    Most solvers take a `Problem` and return a `Solution`. A method with another kind of local problem has its own
+    records for both; the engine only passes them from `Algorithm.problem` to the solver and on to `Algorithm.update`.
+    """
+
+    unrolled: ClassVar[int | None] = None  # a fixed number of steps, so small that no loop is compiled
+    has_long_steps: ClassVar[bool] = False  # whether a step is so long that the cost of dispatching it is negligible
+    starts_anywhere: ClassVar[bool] = False  # whether `start` may be improper, as under a flat prior
 
     @abc.abstractmethod
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
-        """Raise UnsuitableError if an ability that this solver needs is missing. Called at construction."""
+        """Raise UnsuitableError if a capability that this solver needs is missing. Called at construction."""
 
-    def steps_for(self, num_rows: Any) -> Any:
-        """How many steps clients of so many rows take, where that is known beforehand; None where `done` decides."""
+    def steps_for(self, num_rows: Count) -> Count | None:
+        """The number of steps for a client of `num_rows` rows, where it is fixed; None where `done` decides."""
         return None
 
     @abc.abstractmethod
@@ -143,5 +100,5 @@ class Solver(eqx.Module):
         """Whether to stop."""
 
     @abc.abstractmethod
-    def result(self, problem: Problem, state: PyTree) -> Solution:
-        """The solution in a state."""
+    def result(self, problem: Problem, state: PyTree) -> eqx.Module:
+        """The solution in a state: a `Solution`, or the record of a method with another kind of problem."""

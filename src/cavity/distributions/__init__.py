@@ -1,5 +1,6 @@
-"""Members of families as algebraic objects: q * t, q / t, t ** rho."""
+"""Families of distributions, whose members multiply, divide and take powers: q * t, q / t, t ** rho."""
 
+from cavity.core.lazy_loading import listing
 from cavity.distributions.conjugate import Beta, Dirichlet, Gamma
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
@@ -17,3 +18,5 @@ __all__ = [
     "IsotropicGaussian",
     "PointMass",
 ]
+
+__dir__ = listing(__all__)

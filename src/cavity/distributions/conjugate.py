@@ -1,12 +1,10 @@
 """Gamma, Beta and Dirichlet: the families of rates and shares, for conjugate models.
 
-A leaf is the coefficient of a sufficient statistic, so the uniform factor is all zeros: a Gamma density
+A leaf is the coefficient of a sufficient statistic, so the unit factor is all zeros: a Gamma density
 x^(a-1) e^(-bx) has leaves (a - 1, b) and T(x) = (log x, -x). Entries of a Gamma or Beta are independent.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +12,14 @@ import numpy as np
 from jax.scipy.special import digamma, gammaln, polygamma
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cavity.distributions.natural import ArrayLike, ExponentialFamily
+from cavity.core.types import Leaf
+from cavity.distributions.natural import ExponentialFamily
 
 
 def gammaln_excess(p: Float[Array, "*d"], q: Float[Array, "*d"]) -> Float[Array, "*d"]:
-    """Log Gamma(p) - log Gamma(q) - (p - q) digamma(q), not negative: what the KL of these families is made of.
+    """Log Gamma(p) - log Gamma(q) - (p - q) digamma(q), not negative: the terms of the KL of these families.
 
-    Near equality the difference cancels, so there it is Taylor's remainder: (p - q)^2 times the integral of
+    Near equality the difference cancels, so there it is computed as Taylor's remainder: (p - q)^2 times the integral of
     (1 - s) trigamma(q + s (p - q)) over 0 < s < 1.
     """
     nodes, weights = np.polynomial.legendre.leggauss(12)
@@ -32,7 +31,7 @@ def gammaln_excess(p: Float[Array, "*d"], q: Float[Array, "*d"]) -> Float[Array,
     return jnp.where(near, remainder, gammaln(p) - gammaln(q) - step * digamma(q))
 
 
-def all_positive(*parameters: Any) -> Bool[Array, ""]:
+def all_positive(*parameters: Leaf) -> Bool[Array, ""]:
     """Whether all are positive and finite."""
     return jnp.all(jnp.stack([jnp.all((jnp.asarray(a) > 0) & jnp.isfinite(a)) for a in parameters]))
 
@@ -40,16 +39,16 @@ def all_positive(*parameters: Any) -> Bool[Array, ""]:
 class Gamma(ExponentialFamily):
     """x^(shape - 1) exp(-rate x) for x > 0, entry by entry."""
 
-    shape_less_one: Float[ArrayLike, "*d"]
-    rate: Float[ArrayLike, "*d"]
+    shape_less_one: Float[Leaf, "*d"]
+    rate: Float[Leaf, "*d"]
 
     @classmethod
-    def from_shape_rate(cls, shape: Float[ArrayLike, "*d"], rate: Float[ArrayLike, "*d"]) -> Gamma:
+    def from_shape_rate(cls, shape: Float[Leaf, "*d"], rate: Float[Leaf, "*d"]) -> Gamma:
         """The member in its usual parameters."""
         return cls(jnp.asarray(shape) - 1.0, jnp.asarray(rate))
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, "*d"], variance: Float[ArrayLike, "*d"]) -> Gamma:
+    def from_moments(cls, mean: Float[Leaf, "*d"], variance: Float[Leaf, "*d"]) -> Gamma:
         """The member with this mean and variance."""
         rate = jnp.asarray(mean) / variance
         return cls.from_shape_rate(mean * rate, rate)
@@ -65,12 +64,10 @@ class Gamma(ExponentialFamily):
 
     @property
     def mean(self) -> Float[Array, "*d"]:
-        """E[x]."""
         return self.shape / self.rate
 
     @property
     def variance(self) -> Float[Array, "*d"]:
-        """var[x]."""
         return self.mean / self.rate
 
     @property
@@ -97,16 +94,16 @@ class Gamma(ExponentialFamily):
 class Beta(ExponentialFamily):
     """x^(a - 1) (1 - x)^(b - 1) for 0 < x < 1, entry by entry."""
 
-    successes: Float[ArrayLike, "*d"]
-    failures: Float[ArrayLike, "*d"]
+    successes: Float[Leaf, "*d"]
+    failures: Float[Leaf, "*d"]
 
     @classmethod
-    def from_concentrations(cls, a: Float[ArrayLike, "*d"], b: Float[ArrayLike, "*d"]) -> Beta:
+    def from_concentrations(cls, a: Float[Leaf, "*d"], b: Float[Leaf, "*d"]) -> Beta:
         """The member in its usual parameters."""
         return cls(jnp.asarray(a) - 1.0, jnp.asarray(b) - 1.0)
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, "*d"], variance: Float[ArrayLike, "*d"]) -> Beta:
+    def from_moments(cls, mean: Float[Leaf, "*d"], variance: Float[Leaf, "*d"]) -> Beta:
         """The member with this mean and variance."""
         total = jnp.asarray(mean) * (1.0 - jnp.asarray(mean)) / variance - 1.0
         return cls.from_concentrations(mean * total, (1.0 - mean) * total)
@@ -122,13 +119,11 @@ class Beta(ExponentialFamily):
 
     @property
     def mean(self) -> Float[Array, "*d"]:
-        """E[x]."""
         a, b = self.concentrations
         return a / (a + b)
 
     @property
     def variance(self) -> Float[Array, "*d"]:
-        """var[x]."""
         a, b = self.concentrations
         return a * b / ((a + b) ** 2 * (a + b + 1.0))
 
@@ -158,15 +153,15 @@ class Beta(ExponentialFamily):
 class Dirichlet(ExponentialFamily):
     """prod_k x_k^(c_k - 1) on the simplex."""
 
-    counts: Float[ArrayLike, " k"]
+    counts: Float[Leaf, " k"]
 
     @classmethod
-    def from_concentration(cls, concentration: Float[ArrayLike, " k"]) -> Dirichlet:
+    def from_concentration(cls, concentration: Float[Leaf, " k"]) -> Dirichlet:
         """The member in its usual parameter."""
         return cls(jnp.asarray(concentration) - 1.0)
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, " k"], variance: Float[ArrayLike, " k"]) -> Dirichlet:
+    def from_moments(cls, mean: Float[Leaf, " k"], variance: Float[Leaf, " k"]) -> Dirichlet:
         """The member with this mean, and with the total concentration that the first entry's variance implies."""
         mean = jnp.asarray(mean)
         total = mean[0] * (1.0 - mean[0]) / jnp.asarray(variance)[0] - 1.0
@@ -183,12 +178,10 @@ class Dirichlet(ExponentialFamily):
 
     @property
     def mean(self) -> Float[Array, " k"]:
-        """E[x]."""
         return self.concentration / jnp.sum(self.concentration)
 
     @property
     def variance(self) -> Float[Array, " k"]:
-        """var[x_k]."""
         return self.mean * (1.0 - self.mean) / (jnp.sum(self.concentration) + 1.0)
 
     @property

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from cavity.distributions.full import FullGaussian
+from cavity.core.types import Leaf
+from cavity.distributions.full import as_full
 from cavity.distributions.gaussian import Gaussian, rest_without, split, symmetric_kl_terms
-from cavity.distributions.natural import ArrayLike
 
 
 class DiagonalGaussian(Gaussian):
@@ -21,18 +20,18 @@ class DiagonalGaussian(Gaussian):
         precision: lambda, one number per coordinate; not positive for an improper member.
     """
 
-    precision_mean: Float[ArrayLike, " d"]
-    precision: Float[ArrayLike, " d"]
+    precision_mean: Float[Leaf, " d"]
+    precision: Float[Leaf, " d"]
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Float[ArrayLike, " d"]) -> DiagonalGaussian:
+    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
         """The member with this mean and these variances."""
         precision = 1.0 / jnp.asarray(variance)
         return cls(precision * jnp.asarray(mean), precision)
 
-    @property
-    def dimension(self) -> int:
-        return self.precision_mean.shape[-1]
+    @classmethod
+    def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
+        return cls.from_moments(mean, variance)
 
     @property
     def is_proper(self) -> Bool[Array, ""]:
@@ -52,7 +51,7 @@ class DiagonalGaussian(Gaussian):
         return jnp.diag(self.variance)
 
     @property
-    def precision_matrix(self) -> Float[ArrayLike, "d d"]:
+    def precision_matrix(self) -> Float[Leaf, "d d"]:
         return jnp.diag(jnp.asarray(self.precision))
 
     @property
@@ -67,7 +66,7 @@ class DiagonalGaussian(Gaussian):
     def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
         return theta, -0.5 * theta**2
 
-    def with_mean(self, mean: Float[ArrayLike, " d"]) -> DiagonalGaussian:
+    def with_mean(self, mean: Float[Leaf, " d"]) -> DiagonalGaussian:
         return DiagonalGaussian(self.precision * mean, self.precision)
 
     def with_moments_of(self, other: Gaussian) -> DiagonalGaussian:
@@ -78,7 +77,9 @@ class DiagonalGaussian(Gaussian):
         return jnp.asarray(self.precision) ** -0.5, None
 
     @classmethod
-    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> DiagonalGaussian:
+    def from_root(
+        cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Float[Array, "d d"] | None
+    ) -> DiagonalGaussian:
         precision = diagonal**-2
         return cls(precision * mean, precision)
 
@@ -90,15 +91,18 @@ class DiagonalGaussian(Gaussian):
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)
         return DiagonalGaussian(diagonal * self.mean - gradient, diagonal)
 
-    def map_moments(self, designs: Sequence[Float[Array, "n _"]]):
+    def map_moments(self, designs: Sequence[Float[Array, "n _"]]) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
         return mean_field_map(self.mean, self.variance, designs)
 
     def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
         return self.mean + jnp.sqrt(self.variance) * noise
 
+    def with_precision(self, where: Bool[Array, " d"], precision: Float[Array, " d"]) -> DiagonalGaussian:
+        return DiagonalGaussian(self.precision_mean, jnp.where(where, precision, self.precision)).with_mean(self.mean)
+
     def kl(self, other: Gaussian) -> Float[Array, ""]:
         if not isinstance(other, DiagonalGaussian):
-            return FullGaussian(self.precision_mean, self.precision_matrix).kl(other)
+            return as_full(self).kl(other)
         distance = jnp.sum(other.precision * (self.mean - other.mean) ** 2)
         return 0.5 * (symmetric_kl_terms(jnp.asarray(other.precision) / self.precision) + distance)
 
@@ -106,7 +110,7 @@ class DiagonalGaussian(Gaussian):
 def mean_field_map(
     mean: Float[Array, " d"], variance: Float[Array, " d"], designs: Sequence[Float[Array, "n _"]]
 ) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
-    """Mean and covariance of f_k = X_k theta_k per row, the entries of theta being independent."""
+    """Mean and covariance of f_k = X_k theta_k per row, for independent entries of theta."""
     means = [x @ block for x, block in zip(designs, split(mean, designs), strict=True)]
     variances = [x**2 @ block for x, block in zip(designs, split(variance, designs), strict=True)]
     spread = jnp.stack(variances, -1)

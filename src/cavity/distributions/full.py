@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
+from cavity.core.types import Leaf
 from cavity.distributions.gaussian import Gaussian, split, symmetric_kl_terms
-from cavity.distributions.natural import ArrayLike
 
 
 class FullGaussian(Gaussian):
@@ -28,24 +28,25 @@ class FullGaussian(Gaussian):
         [0.5, 0.5]
     """
 
-    precision_mean: Float[ArrayLike, " d"]
-    precision: Float[ArrayLike, "d d"]
+    has_correlations: ClassVar[bool] = True
+    precision_mean: Float[Leaf, " d"]
+    precision: Float[Leaf, "d d"]
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) -> FullGaussian:
+    def from_moments(cls, mean: Float[Leaf, " d"], covariance: Float[Leaf, "d d"]) -> FullGaussian:
         """The member with this mean and covariance."""
         factor = jnp.linalg.cholesky(jnp.asarray(covariance))
         precision = cho_solve((factor, True), jnp.eye(len(mean), dtype=factor.dtype))
         return cls(precision @ jnp.asarray(mean), precision)
 
+    @classmethod
+    def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> FullGaussian:
+        return cls.from_moments(mean, jnp.diag(jnp.asarray(variance)))
+
     @property
     def cholesky(self) -> Float[Array, "d d"]:
         """L with L L' = Lambda; NaN if the member is improper."""
         return jnp.linalg.cholesky(jnp.asarray(self.precision))
-
-    @property
-    def dimension(self) -> int:
-        return self.precision_mean.shape[-1]
 
     @property
     def is_proper(self) -> Bool[Array, ""]:
@@ -65,7 +66,7 @@ class FullGaussian(Gaussian):
         return jnp.diagonal(self.covariance)
 
     @property
-    def precision_matrix(self) -> Float[ArrayLike, "d d"]:
+    def precision_matrix(self) -> Float[Leaf, "d d"]:
         return self.precision
 
     @property
@@ -82,13 +83,11 @@ class FullGaussian(Gaussian):
     def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
         return theta, -0.5 * jnp.outer(theta, theta)
 
-    def with_mean(self, mean: Float[ArrayLike, " d"]) -> FullGaussian:
+    def with_mean(self, mean: Float[Leaf, " d"]) -> FullGaussian:
         return FullGaussian(self.precision @ mean, self.precision)
 
     def with_moments_of(self, other: Gaussian) -> FullGaussian:
-        if isinstance(other, FullGaussian):
-            return other
-        return FullGaussian(other.precision_matrix @ other.mean, other.precision_matrix)
+        return as_full(other)
 
     @property
     def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
@@ -96,8 +95,10 @@ class FullGaussian(Gaussian):
         return jnp.diagonal(lower), jnp.tril(lower, -1)
 
     @classmethod
-    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> FullGaussian:
-        lower = jnp.tril(below, -1) + jnp.diag(diagonal)
+    def from_root(
+        cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Float[Array, "d d"] | None
+    ) -> FullGaussian:
+        lower = jnp.diag(diagonal) if below is None else jnp.tril(below, -1) + jnp.diag(diagonal)
         precision = cho_solve((lower, True), jnp.eye(len(mean), dtype=lower.dtype))
         return cls(precision @ mean, precision)
 
@@ -114,7 +115,7 @@ class FullGaussian(Gaussian):
         matrix = jnp.diag(hessian) if hessian.ndim == 1 else hessian
         return FullGaussian(matrix @ self.mean - gradient, matrix)
 
-    def map_moments(self, designs: Sequence[Float[Array, "n _"]]):
+    def map_moments(self, designs: Sequence[Float[Array, "n _"]]) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
         means = [x @ block for x, block in zip(designs, split(self.mean, designs), strict=True)]
         edges = np.cumsum([0] + [x.shape[1] for x in designs])
         covariance = self.covariance
@@ -131,8 +132,13 @@ class FullGaussian(Gaussian):
         draws = solve_triangular(self.cholesky, flat.T, lower=True, trans="T").T
         return self.mean + draws.reshape(noise.shape)
 
+    def with_precision(self, where: Bool[Array, " d"], precision: Float[Array, " d"]) -> FullGaussian:
+        diagonal = jnp.diagonal(jnp.asarray(self.precision))
+        added = jnp.diag(jnp.asarray(jnp.where(where, precision - diagonal, 0.0)))
+        return FullGaussian(self.precision_mean, self.precision + added).with_mean(self.mean)
+
     def kl(self, other: Gaussian) -> Float[Array, ""]:
-        """As a sum of non-negative terms in the root of L_q^-1 Lambda_p L_q^-T, so that nothing cancels."""
+        """A sum of non-negative terms in the root of L_q^-1 Lambda_p L_q^-T, so that no digits cancel."""
         chol = self.cholesky
         left = solve_triangular(chol, jnp.asarray(other.precision_matrix), lower=True)
         ratio = jnp.linalg.cholesky(solve_triangular(chol, left.T, lower=True))
@@ -144,7 +150,5 @@ class FullGaussian(Gaussian):
 
 
 def as_full(q: Gaussian) -> FullGaussian:
-    """The same density as a member of the largest family, improper or not."""
-    if isinstance(q, FullGaussian):
-        return q
-    return FullGaussian(q.precision_mean, q.precision_matrix)  # pyright: ignore[reportAttributeAccessIssue]
+    """The same density, improper or not, as a Gaussian with full covariance."""
+    return FullGaussian(q.precision_mean, q.precision_matrix)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from cavity.core.types import Leaf
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.gaussian import Gaussian, rest_without
-from cavity.distributions.natural import ArrayLike
 
 
 class IsotropicGaussian(Gaussian):
@@ -22,22 +21,22 @@ class IsotropicGaussian(Gaussian):
         precision: lambda, a scalar.
     """
 
-    precision_mean: Float[ArrayLike, " d"]
-    precision: Float[ArrayLike, ""] = eqx.field(converter=jnp.asarray)
+    precision_mean: Float[Leaf, " d"]
+    precision: Float[Leaf, ""] = eqx.field(converter=jnp.asarray)
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Float[ArrayLike, ""]) -> IsotropicGaussian:
+    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, ""]) -> IsotropicGaussian:
         """The member with this mean and this variance of every coordinate."""
         precision = 1.0 / jnp.asarray(variance)
         return cls(precision * jnp.asarray(mean), precision)
 
+    @classmethod
+    def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> IsotropicGaussian:
+        return cls.from_moments(mean, jnp.mean(jnp.asarray(variance)))
+
     def to_diagonal(self) -> DiagonalGaussian:
         """The same density as a member of the larger family."""
         return DiagonalGaussian(self.precision_mean, jnp.broadcast_to(self.precision, self.precision_mean.shape))
-
-    @property
-    def dimension(self) -> int:
-        return self.precision_mean.shape[-1]
 
     @property
     def is_proper(self) -> Bool[Array, ""]:
@@ -56,7 +55,7 @@ class IsotropicGaussian(Gaussian):
         return jnp.diag(self.variance)
 
     @property
-    def precision_matrix(self) -> Float[ArrayLike, "d d"]:
+    def precision_matrix(self) -> Float[Leaf, "d d"]:
         return self.to_diagonal().precision_matrix
 
     @property
@@ -70,7 +69,7 @@ class IsotropicGaussian(Gaussian):
     def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
         return theta, -0.5 * jnp.sum(theta**2)
 
-    def with_mean(self, mean: Float[ArrayLike, " d"]) -> IsotropicGaussian:
+    def with_mean(self, mean: Float[Leaf, " d"]) -> IsotropicGaussian:
         return IsotropicGaussian(self.precision * mean, self.precision)
 
     def with_moments_of(self, other: Gaussian) -> IsotropicGaussian:
@@ -81,7 +80,9 @@ class IsotropicGaussian(Gaussian):
         return jnp.asarray(self.precision) ** -0.5, None
 
     @classmethod
-    def from_root(cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Any) -> IsotropicGaussian:
+    def from_root(
+        cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Float[Array, "d d"] | None
+    ) -> IsotropicGaussian:
         precision = diagonal**-2
         return cls(precision * mean, precision)
 
@@ -90,15 +91,19 @@ class IsotropicGaussian(Gaussian):
         return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, rest)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
-        # d/dlambda of -lambda |theta|^2 / 2 sees the trace, shared by d coordinates
+        # d/dlambda of -lambda |theta|^2 / 2 depends on the trace, which d coordinates share
         curvature = jnp.mean(hessian if hessian.ndim == 1 else jnp.diagonal(hessian))
         return IsotropicGaussian(curvature * self.mean - gradient, curvature)
 
-    def map_moments(self, designs: Sequence[Float[Array, "n _"]]):
+    def map_moments(self, designs: Sequence[Float[Array, "n _"]]) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
         return self.to_diagonal().map_moments(designs)
 
     def reparameterise(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
         return self.mean + noise / jnp.sqrt(self.precision)
+
+    def with_precision(self, where: Bool[Array, " d"], precision: Float[Array, " d"]) -> IsotropicGaussian:
+        raised = jnp.where(jnp.any(where), jnp.max(precision), self.precision)
+        return IsotropicGaussian(self.precision_mean, raised).with_mean(self.mean)
 
     def kl(self, other: Gaussian) -> Float[Array, ""]:
         wider = other.to_diagonal() if isinstance(other, IsotropicGaussian) else other

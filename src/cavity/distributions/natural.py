@@ -1,38 +1,45 @@
 """Exponential families in natural parameters: q(theta) = exp(eta . T(theta) - A(eta)).
 
-A member's array leaves *are* its natural parameters eta, so products, quotients and powers of densities are
+The array leaves of a member *are* its natural parameters eta, so products, quotients and powers of densities are
 sums, differences and multiples of leaves (PVI, section 3.3). The leaves may be numpy arrays (the server's, in
-float64) or jax arrays (a client's); the algebra keeps what it is given.
+float64) or jax arrays (a client's); the algebra returns the kind that it is given.
 """
 
 from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Distribution
+from cavity.core.fields import Number, is_traced
 from cavity.core.messages import Stacked
+from cavity.core.types import Leaf
 from cavity.errors import ImproperError
 
-ArrayLike = Array | np.ndarray
+ArrayLike = Leaf
 D = TypeVar("D", bound=Distribution)
 E = TypeVar("E", bound="ExponentialFamily")
-LARGE = 4096  # numbers
+LARGE = 4096  # numbers per leaf above which leaves are summed one by one
 
 
 def require_proper(q: D, action: str) -> D:
-    """`q` itself, or ImproperError; inside a compiled function the error comes when it runs."""
+    """Return `q`, or raise ImproperError. Inside a compiled function the error is raised when it runs.
+
+    Args:
+        q: the member to check.
+        action: what needs a proper member, for the message: "cannot {action} an improper ...".
+    """
     message = f"cannot {action} an improper {type(q).__name__}: its density has no finite integral"
-    if isinstance(q.is_proper, Tracer):
+    if is_traced(q.is_proper):
         return eqx.error_if(q, ~q.is_proper, message)
     if not q.is_proper:
         raise ImproperError(message)
@@ -48,13 +55,13 @@ class ExponentialFamily(Distribution):
     def __truediv__(self: E, other: E) -> E:
         return jax.tree.map(operator.sub, self, other)
 
-    def __pow__(self: E, exponent: Any) -> E:
+    def __pow__(self: E, exponent: Number) -> E:
         return jax.tree.map(lambda eta: exponent * eta, self)
 
     @property
     @abc.abstractmethod
     def log_partition(self) -> Float[Array, ""]:
-        """A(eta) = log of the integral of exp(eta . T(theta)); meaningless for an improper member."""
+        """A(eta) = log of the integral of exp(eta . T(theta)); undefined for an improper member."""
 
     @property
     @abc.abstractmethod
@@ -82,17 +89,20 @@ class ExponentialFamily(Distribution):
 
     @property
     def entropy(self) -> Float[Array, ""]:
-        """-E_q[log q], in nats."""
         return self.log_partition - inner(self, self.mean_parameters)
 
     def cross(self: E, factor: E) -> Float[Array, ""]:
-        """E_self[log factor(theta)], the factor not normalised and perhaps improper."""
         return inner(factor, self.mean_parameters)
 
 
 def inner(q: ExponentialFamily, statistics: Sequence[Array]) -> Float[Array, ""]:
     """Eta . t, over all leaves."""
-    return sum(jnp.sum(eta * t) for eta, t in zip(jax.tree.leaves(q), statistics, strict=True))  # pyright: ignore[reportReturnType]
+    return total(jnp.sum(eta * t) for eta, t in zip(jax.tree.leaves(q), statistics, strict=True))
+
+
+def total(values: Iterable[Float[Array, ""]]) -> Float[Array, ""]:
+    """The sum of some scalars, from left to right."""
+    return reduce(operator.add, values)
 
 
 def kl_by_log_partition(q: ExponentialFamily, p: ExponentialFamily) -> Float[Array, ""]:
@@ -101,20 +111,17 @@ def kl_by_log_partition(q: ExponentialFamily, p: ExponentialFamily) -> Float[Arr
 
 
 def product(factors: Sequence[D] | Stacked) -> D:
-    """The product of several members of one family; a stack and a sum, where their leaves agree in shape."""
+    """The product of several members of one family: the sum of their leaves, where they are natural parameters."""
     if isinstance(factors, Stacked) and isinstance(factors.tree, ExponentialFamily):
         return jax.tree.map(lambda etas: etas.sum(axis=0), factors.tree)
     first = factors[0]
     if isinstance(first, ExponentialFamily):
         return jax.tree.map(_sum, *factors)
-    total: Any = first
-    for index in range(1, len(factors)):
-        total = total * factors[index]
-    return total
+    return reduce(operator.mul, (factors[index] for index in range(len(factors))))
 
 
-def _sum(*etas: Any) -> Any:
-    """Of many small arrays by a stack, of large ones one by one: their stack would be as large as all of them."""
+def _sum(*etas: Number) -> np.ndarray | np.number:
+    """Sum small arrays by a stack and large ones one by one, whose stack would take as much memory as all of them."""
     if np.size(etas[0]) < LARGE:
         return np.sum(np.stack(etas), axis=0)
     total = np.array(etas[0])

@@ -1,14 +1,14 @@
-"""A point mass: the family of methods that keep no uncertainty (FedAvg and its kin)."""
+"""A point mass: the family of methods without uncertainty (FedAvg and related methods)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cavity.core import Distribution
-from cavity.distributions.natural import ArrayLike, require_proper
+from cavity.core.fields import Number
+from cavity.core.types import Leaf
+from cavity.distributions.natural import require_proper
 from cavity.errors import ImproperError
 
 
@@ -18,7 +18,7 @@ class PointMass(Distribution):
     So `q * (tilted / q) ** rate` moves q by `rate` of the step, which is what an averaging server does.
     """
 
-    location: Float[ArrayLike, " d"]
+    location: Float[Leaf, " d"]
 
     def __mul__(self, other: PointMass) -> PointMass:
         return PointMass(self.location + other.location)
@@ -26,12 +26,12 @@ class PointMass(Distribution):
     def __truediv__(self, other: PointMass) -> PointMass:
         return PointMass(self.location - other.location)
 
-    def __pow__(self, exponent: Any) -> PointMass:
+    def __pow__(self, exponent: Number) -> PointMass:
         return PointMass(exponent * self.location)
 
     @classmethod
-    def from_moments(cls, mean: Float[ArrayLike, " d"], variance: Any = None) -> PointMass:
-        """The point at the mean; a variance is forgotten."""
+    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, ...] | None = None) -> PointMass:
+        """The point at the mean; a variance is ignored."""
         return cls(jnp.asarray(mean))
 
     @property
@@ -40,12 +40,10 @@ class PointMass(Distribution):
 
     @property
     def mean(self) -> Float[Array, " d"]:
-        """The location."""
         return jnp.asarray(self.location)
 
     @property
     def variance(self) -> Float[Array, " d"]:
-        """Zero."""
         return jnp.zeros_like(self.mean)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape d"]:
@@ -57,3 +55,10 @@ class PointMass(Distribution):
 
     def kl(self, other: PointMass) -> Float[Array, ""]:
         raise ImproperError("the KL divergence between two point masses is zero or infinite; compare `location`")
+
+    @property
+    def entropy(self) -> Float[Array, ""]:
+        raise ImproperError("a point mass has no density, and therefore no entropy")
+
+    def cross(self, factor: PointMass) -> Float[Array, ""]:
+        raise ImproperError("a point mass has no density, and therefore no expected log density")

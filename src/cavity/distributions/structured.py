@@ -1,25 +1,26 @@
-"""The structured Gaussian family of SFVI (section 3.1), in the numbers that an optimiser changes.
+"""The structured Gaussian family of SFVI (section 3.1), in the parameters that an optimiser changes.
 
     Z_G       = mu_G + sigma_G * (L_G eps_G)
     Z_u | Z_G = mu_u + C_u (Z_G - mu_G) + sigma_u * (L_u eps_u)        for every unit u
 
-L has ones on its diagonal (or is I + F F' in its low-rank form), so every value of these numbers is proper. Together
-the two are one Gaussian, with Cov(Z_G, Z_u) = Sigma_GG C_u' (the paper drops the transpose).
+L has ones on its diagonal (or is I + F F' in its low-rank form), so every value of these parameters is proper. Together
+the two are one Gaussian, with Cov(Z_G, Z_u) = Sigma_GG C_u' (the paper omits the transpose).
 
-A unit is whoever has local latents: a child, a county, a document, or a whole silo. Units of one silo are independent
-given Z_G, so the L_j of the paper is block diagonal here, with one block per unit; one unit per silo is a dense one.
+A unit is whatever has local latents: a patient, a county, a document, or a whole client. Units of one client are
+independent given Z_G, so the L_j of the paper is block diagonal here, with one block per unit; with one unit per client
+it is dense.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, DTypeLike, Float
 
+from cavity.core.fields import Number
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
@@ -41,7 +42,7 @@ class GlobalGaussian(eqx.Module):
     @property
     @abc.abstractmethod
     def noise_size(self) -> int:
-        """How many standard normal numbers make a draw."""
+        """The number of standard normal numbers that one draw needs."""
 
     @abc.abstractmethod
     def draw(self, noise: Float[Array, " e"]) -> Float[Array, " d"]:
@@ -58,7 +59,7 @@ class GlobalGaussian(eqx.Module):
 
 
 class MeanFieldGlobal(GlobalGaussian):
-    """No correlations: for very many latents, and where barycentres are to have a closed form."""
+    """No correlations: for very many latents, or where barycentres must have a closed form."""
 
     mean: Float[Array, " d"]
     log_scale: Float[Array, " d"]
@@ -116,7 +117,7 @@ class DenseGlobal(GlobalGaussian):
 
 
 class LowRankGlobal(GlobalGaussian):
-    """A few directions of correlation: the covariance is D (I + F F') D with D = diag(sigma).
+    """Correlations along a few directions: the covariance is D (I + F F') D with D = diag(sigma).
 
     Attributes:
         mean: mu_G.
@@ -158,15 +159,15 @@ class LowRankGlobal(GlobalGaussian):
 
 
 class LocalGaussian(eqx.Module):
-    """q(Z_u | Z_G) of all units of a silo.
+    """q(Z_u | Z_G) of all units of a client.
 
     Attributes:
         mean: mu_u, one row per unit.
         log_scale: log sigma_u.
-        coupling: C_u, or None for latents that do not look at Z_G.
+        coupling: C_u, or None for latents that do not depend on Z_G.
         below: L_u below its diagonal of ones, or None for a diagonal one.
-        widening: D_u, by which log sigma_u moves with Z_G, or None as in the paper. With it the joint density is no
-            longer Gaussian, but follows a unit whose spread depends on a global scale.
+        widening: D_u, the slope of log sigma_u in Z_G, or None as in the paper. With it the joint density is no
+            longer Gaussian, but can fit a unit whose scale depends on a global scale.
     """
 
     mean: Float[Array, "u d"]
@@ -185,10 +186,10 @@ class LocalGaussian(eqx.Module):
         coupled: bool,
         dense: bool,
         widens: bool,
-        scale: Any,
-        dtype: Any,
+        scale: Number,
+        dtype: DTypeLike,
     ) -> LocalGaussian:
-        """Means of zero, one scale for all, and no correlations yet."""
+        """The initial density: means of zero, one scale for all latents, no correlations."""
         mean = jnp.zeros((num_units, num_local), dtype)
         return cls(
             mean=mean,

@@ -1,4 +1,4 @@
-"""How far q may move from the cavity."""
+"""Divergences: how far a client's posterior may move from its cavity."""
 
 from __future__ import annotations
 

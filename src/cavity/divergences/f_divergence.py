@@ -2,38 +2,39 @@
 
     D(q : p) = E_p[f(q / p)],     f convex, f(1) = 0
 
-To f the tangent at 1 may be added, which integrates to nothing: h(u) = f(u) - f'(1) (u - 1) is non-negative, and so is
-every sum over nodes. They are nodes of q, where E_p[h(q / p)] = E_q[(p / q) h(q / p)].
+Subtracting the tangent of f at 1, which integrates to zero, gives h(u) = f(u) - f'(1) (u - 1) >= 0, so that every sum
+over nodes is non-negative. The nodes are those of q, with E_p[h(q / p)] = E_q[(p / q) h(q / p)].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from cavity.core import Divergence
+from cavity.core import Distribution, Divergence
+from cavity.core.fields import is_traced
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import require_proper
 from cavity.distributions.quadrature import normal_nodes
-from cavity.errors import CavityError, ImproperError, UnsuitableError
+from cavity.divergences.families import require_gaussian
+from cavity.errors import CavityError, ImproperError
 
-HUGE = 1e15  # nats: what a sum over nodes gives where the integral does not exist
+HUGE = 1e15  # nats: a larger sum over nodes means that the integral does not exist
 
 
 class FDivergence(Divergence):
-    """E_p[f(q / p)] for a convex function f of the user's.
+    """E_p[f(q / p)] for a convex function f of the user.
 
-    Up to three dimensions by Gauss-Hermite quadrature; beyond with fixed antithetic draws, an estimate whose error
-    falls slowly. Use it to try a divergence out; one with a closed form deserves a file of its own.
+    Up to three dimensions it is computed by Gauss-Hermite quadrature, in more dimensions with fixed antithetic draws,
+    whose error falls slowly. Use it to try out a divergence; implement one with a closed form as a class of its own.
 
     Attributes:
-        f: convex on (0, inf), in JAX, elementwise, with f(1) = 0. It is known by its identity: define it once.
+        f: convex on (0, inf), in JAX, elementwise, with f(1) = 0. Define it once: a new function compiles anew.
 
     Example:
         >>> from cavity.distributions import DiagonalGaussian
@@ -51,21 +52,20 @@ class FDivergence(Divergence):
         if not abs(float(at_one)) < 1e-6:
             raise CavityError(f"f(1) must be 0 for an f-divergence, but it is {float(at_one)}")
 
-    def check(self, family: Any) -> None:
-        if not isinstance(family, Gaussian):
-            raise UnsuitableError(f"this f-divergence is between Gaussians, not for {type(family).__name__}; use KL")
+    def check(self, family: Distribution) -> None:
+        require_gaussian(family, "an f-divergence")
 
-    def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
+    def __call__(self, q: Gaussian, p: Gaussian) -> Float[Array, ""]:
         value = self.objective(q, require_proper(p, "take an f-divergence from"))
-        if not isinstance(value, Tracer) and not jnp.isfinite(value):
+        if not is_traced(value) and not jnp.isfinite(value):
             raise ImproperError("this f-divergence is infinite here: the tails of q are too heavy for p, or too light")
         return value
 
-    def objective(self, q: Any, p: Any) -> Float[Array, ""]:
+    def objective(self, q: Gaussian, p: Gaussian) -> Float[Array, ""]:
         nodes, weights = normal_nodes(q.dimension)
         theta = q.reparameterise(jnp.asarray(nodes, q.mean.dtype))
         log_u = jax.vmap(lambda t: _log_density(q, t) - _log_density(p, t))(theta)
-        bound = 0.4 * jnp.log(jnp.finfo(log_u.dtype).max)  # far out, where nodes hardly count, without overflow
+        bound = 0.4 * jnp.log(jnp.finfo(log_u.dtype).max)  # prevents overflow at distant nodes, whose weights are tiny
         log_u = jnp.clip(log_u, -bound, bound)
         u = jnp.exp(log_u)
         slope = jax.grad(self.f)(jnp.ones((), u.dtype))
@@ -74,5 +74,5 @@ class FDivergence(Divergence):
         return jnp.asarray(jnp.where(value < HUGE, value, jnp.inf))
 
 
-def _log_density(q: Any, theta: Float[Array, " d"]) -> Float[Array, ""]:
+def _log_density(q: Gaussian, theta: Float[Array, " d"]) -> Float[Array, ""]:
     return q.log_factor(theta) - q.log_partition

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxtyping import Array, Float
 
-from cavity.core import Divergence
+from cavity.core import Distribution, Divergence
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.natural import require_proper
-from cavity.errors import UnsuitableError
+from cavity.divergences.families import require_gaussian
 
 
 class ReverseKL(Divergence):
@@ -17,14 +17,11 @@ class ReverseKL(Divergence):
 
     needs_proper_cavity: ClassVar[bool] = True
 
-    def check(self, family: Any) -> None:
-        if not isinstance(family, Gaussian):
-            raise UnsuitableError(
-                f"the reverse KL divergence is for Gaussian families, not {type(family).__name__}; use KL"
-            )
+    def check(self, family: Distribution) -> None:
+        require_gaussian(family, "the reverse KL divergence")
 
-    def __call__(self, q: Any, p: Any) -> Float[Array, ""]:
+    def __call__(self, q: Gaussian, p: Gaussian) -> Float[Array, ""]:
         return require_proper(p, "take the reverse KL divergence from").kl(q)
 
-    def objective(self, q: Any, p: Any) -> Float[Array, ""]:
+    def objective(self, q: Gaussian, p: Gaussian) -> Float[Array, ""]:
         return p.kl(q)

@@ -1,25 +1,27 @@
-"""Sums over the eigenvalues of a symmetric matrix, with derivatives that equal eigenvalues do not spoil."""
+"""Sums over the eigenvalues of a symmetric matrix, with derivatives that are right for equal eigenvalues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-Spectral = Callable[[Any, Float[Array, " d"]], Float[Array, " d"]]
+from cavity.distributions.full import FullGaussian
+from cavity.distributions.gaussian import Gaussian
+
+Spectral = Callable[[Float[Array, ""], Float[Array, " d"]], Float[Array, " d"]]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def spectral_sum(g: Spectral, parameter: Any, matrix: Float[Array, "d d"]) -> Float[Array, ""]:
+def spectral_sum(g: Spectral, parameter: Float[Array, ""], matrix: Float[Array, "d d"]) -> Float[Array, ""]:
     """Sum of g(parameter, r) over the eigenvalues r of a symmetric matrix.
 
-    Its derivative is U g'(r) U', which needs no derivative of the eigenvectors U: those have none where eigenvalues
-    are equal, and at q = p all are.
+    Its derivative is U g'(r) U', which needs no derivative of the eigenvectors U. These are not differentiable where
+    eigenvalues are equal, as all are at q = p.
     """
     return jnp.sum(g(parameter, jnp.linalg.eigvalsh(matrix)))
 
@@ -35,7 +37,7 @@ def _spectral_sum_jvp(g, primals, tangents):
     return value, by_parameter + jnp.sum((u * slope) @ u.T * matrix_dot)
 
 
-def precision_ratio(q: Any, p: Any) -> Float[Array, "d d"]:
+def precision_ratio(q: FullGaussian, p: Gaussian) -> Float[Array, "d d"]:
     """R = L^-1 Lambda_p L^-T with Lambda_q = L L': the identity where the precisions are equal."""
     chol = q.cholesky
     left = solve_triangular(chol, jnp.asarray(p.precision_matrix), lower=True)

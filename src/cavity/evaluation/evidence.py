@@ -34,7 +34,6 @@ from cavity import ledger
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.core import (
     Algorithm,
-    ConjugateModel,
     CorrectedPrior,
     Data,
     Distribution,
@@ -203,8 +202,8 @@ def _expected_loss(algorithm: FactorAlgorithm, q: PyTree, data: Data) -> Float[A
     """E_q[loss / weight] of a client's rows in the units of the data; the loss is a multiple of -log likelihood."""
     model, rule = algorithm.model, _rule(algorithm.model)
     if rule is None:  # a family other than a Gaussian, which only conjugate models have
-        assert isinstance(model, ConjugateModel)
-        factor, constant = model.likelihood_factor(data)
+        assert model.conjugate is not None
+        factor, constant = model.conjugate.likelihood_factor(data)
         return -(q.cross(factor) + constant)
     problem = Problem(model, algorithm.loss, algorithm.divergence, q, q, data)
     expected = rule.value(problem, q) / algorithm.divergence.weight  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,11 +10,13 @@ from jaxtyping import PyTree
 
 from cavity.core import LinearModel, Model, PredictiveModel
 from cavity.distributions.diagonal import DiagonalGaussian
+from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.hierarchical import Hierarchical
 from cavity.distributions.point import PointMass
 from cavity.errors import CavityError
 from cavity.models.function_prediction import FunctionPrediction
 from cavity.models.prediction import Prediction
+from cavity.solvers.requirements import require_family
 
 POINT = 1e16  # this power of a Gaussian has the same mean and practically no variance
 AnyPrediction = Prediction | FunctionPrediction
@@ -35,11 +37,14 @@ def predict(model: Model, posterior: PyTree, x: PyTree, num_draws: int | None, s
         The prediction.
     """
     if not isinstance(model, PredictiveModel):
-        raise CavityError(f"{type(model).__name__} has no predictions; look at `fit.posterior` instead")
+        raise CavityError(
+            f"{type(model).__name__} has no predictions (a function model needs `predictor=`); look at `fit.posterior` "
+            "instead"
+        )
     posterior = jax.tree.map(jnp.asarray, posterior)
     if isinstance(posterior, PointMass):
         unit = DiagonalGaussian(posterior.location, jnp.ones_like(posterior.location))
-        posterior, point = model.prior.with_moments_of(unit), True
+        posterior, point = require_family(model, "a prediction", Gaussian).with_moments_of(unit), True
     if point:
         posterior, num_draws = _at_mean(posterior), None if isinstance(model, LinearModel) else 1
     return model.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)

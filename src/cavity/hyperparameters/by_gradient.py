@@ -17,12 +17,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, Hyperparameter, Model, Problem
-from cavity.distributions.natural import ExponentialFamily
+from cavity.distributions.gaussian import Gaussian
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.solvers.expectations import default_expectation
 from cavity.solvers.fixed_point import check_suitable
+from cavity.solvers.requirements import require_family
 
 FIRST_STEP, LARGEST_STEP = 0.1, 1.0  # in log epsilon
 
@@ -68,7 +69,7 @@ class ByGradient(Hyperparameter):
     def _made(self, log_values: Float[Array | np.ndarray, " e"]) -> Model:
         return self.make(ravel_pytree(self.start)[1](jnp.exp(log_values)))
 
-    def sums(self, state: State, model: Model, q: ExponentialFamily, data: Data) -> Float[Array, " e"]:
+    def sums(self, state: State, model: Model, q: Gaussian, data: Data) -> Float[Array, " e"]:
         def expected(log_values: Array) -> Array:
             made = self._made(log_values)
             problem = Problem(made, NegativeLogLikelihood(), KL(), q, q, data)
@@ -77,10 +78,10 @@ class ByGradient(Hyperparameter):
         return jax.grad(expected)(jnp.asarray(state.log_values))
 
     def step(
-        self, state: State, model: Model, q: ExponentialFamily, sums: PyTree
+        self, state: State, model: Model, q: Gaussian, sums: PyTree
     ) -> tuple[Model, Float[np.ndarray, " e"], State]:
         def expected_log_prior(log_values: Array) -> Array:
-            prior = self._made(log_values).prior
+            prior = require_family(self._made(log_values), "ByGradient", Gaussian)
             return q.cross(prior) - prior.log_partition
 
         slope = np.asarray(sums + jax.grad(expected_log_prior)(jnp.asarray(state.log_values)))

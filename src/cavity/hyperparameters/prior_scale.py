@@ -32,6 +32,7 @@ from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.isotropic import IsotropicGaussian
 from cavity.errors import CavityError, UnsuitableError
+from cavity.solvers.requirements import require_family
 
 MAX_REPEATS, SMALL = 1000, 1e-9  # at the server; the latter in nats per factor of e
 LARGEST_FACTOR = 100.0  # by which a variance changes in one step
@@ -88,7 +89,7 @@ class PriorScale(Hyperparameter):
 
     def check(self, model: Model) -> None:
         prior = model.prior
-        if type(prior) not in FORMS or model.server_entries():
+        if not isinstance(prior, Gaussian) or type(prior) not in FORMS or model.server_entries():
             raise UnsuitableError(
                 f"the prior of {type(model).__name__} is no Gaussian whose scale can be learned; write the scale into "
                 "the model and give it a prior of its own"
@@ -104,7 +105,7 @@ class PriorScale(Hyperparameter):
             raise UnsuitableError("an isotropic prior has one scale for all coefficients; use family=DiagonalGaussian")
 
     def init(self, model: Model) -> Vector:
-        return _moments(model.prior)[1]
+        return _moments(require_family(model, "PriorScale", Gaussian))[1]
 
     def sums(self, state: PyTree, model: Model, q: Distribution, data: Data) -> PyTree:
         return None

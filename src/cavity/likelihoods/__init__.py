@@ -1,5 +1,6 @@
-"""p(y | f): how an outcome depends on a predictor."""
+"""Likelihoods p(y | f): how an outcome depends on its predictors."""
 
+from cavity.core.lazy_loading import listing
 from cavity.likelihoods.bernoulli import BernoulliLogit, BernoulliProbit
 from cavity.likelihoods.categorical import CategoricalLogit, CategoricalSoftmax
 from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise, GaussianVector
@@ -19,3 +20,5 @@ __all__ = [
     "StudentT",
     "TagsLogit",
 ]
+
+__dir__ = listing(__all__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, OutcomeDraws, PowerIntegral
+from cavity.core.fields import Number
+from cavity.core.likelihood import Outcomes
 from cavity.distributions.quadrature import fine_nodes
 
 
@@ -31,27 +33,27 @@ class BernoulliLogit(ClosedFormMean, PowerIntegral, OutcomeDraws):
     def num_predictors(self) -> int:
         return 1
 
-    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         # y f - log(1 + e^f), without overflow
-        return y * f[..., 0] - jax.nn.softplus(f[..., 0])
+        return f[..., 0] * y - jax.nn.softplus(f[..., 0])
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return jax.nn.sigmoid(f[..., 0])
 
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
-        """By quadrature.
+        """E[sigmoid(f)] by quadrature.
 
-        PVI and FedGVI take the probit approximation, sigmoid(mean / sqrt(1 + pi v / 8)) (they print `1 + pi v`), which
-        is off by a fifth and more where outcomes are rare.
+        PVI and FedGVI use the probit approximation, sigmoid(mean / sqrt(1 + pi v / 8)) (they print `1 + pi v`). Its
+        error is a fifth and more where outcomes are rare.
         """
         nodes, weights = fine_nodes()
         f = mean[..., None] + jnp.sqrt(variance)[..., None] * jnp.asarray(nodes[:, 0], mean.dtype)
         return jax.nn.sigmoid(f) @ jnp.asarray(weights, mean.dtype)
 
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
         return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
 
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
         return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
 
     def check(self, y: np.ndarray) -> str | None:
@@ -68,20 +70,20 @@ class BernoulliProbit(ClosedFormMean, PowerIntegral, OutcomeDraws):
     def num_predictors(self) -> int:
         return 1
 
-    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        return log_ndtr((2.0 * y - 1.0) * f[..., 0])
+    def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
+        return log_ndtr(f[..., 0] * (2.0 * y - 1.0))
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return ndtr(f[..., 0])
 
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
-        """Exactly: Phi(mean / sqrt(1 + v))."""
+        """Phi(mean / sqrt(1 + v)), which is exact."""
         return ndtr(mean / jnp.sqrt(1.0 + variance))
 
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
         return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
 
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
         return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
 
     def check(self, y: np.ndarray) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -11,13 +11,15 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import OutcomeDraws, PowerIntegral
+from cavity.core.fields import Number
+from cavity.core.likelihood import Outcomes
 
 
 class CategoricalLogit(PowerIntegral, OutcomeDraws):
     """p(y = c | f) proportional to exp(f_c), with f_0 = 0 for the reference class and K - 1 free predictors.
 
     With two classes this is the logistic likelihood. The reference makes every coefficient a log odds ratio
-    against class 0, and keeps the posterior free of directions that the data cannot see.
+    against class 0, and removes directions that the data do not identify.
     """
 
     is_discrete: ClassVar[bool] = True
@@ -32,7 +34,7 @@ class CategoricalLogit(PowerIntegral, OutcomeDraws):
         reference = jnp.zeros((*f.shape[:-1], 1), f.dtype)
         return jax.nn.log_softmax(jnp.concatenate([reference, f], axis=-1))
 
-    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         log_probabilities = self._log_probabilities(f)
         labels = jnp.broadcast_to(jnp.asarray(y, int), f.shape[:-1])
         return jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
@@ -40,10 +42,10 @@ class CategoricalLogit(PowerIntegral, OutcomeDraws):
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return jnp.exp(self._log_probabilities(f))
 
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
         return jax.nn.logsumexp(power * self._log_probabilities(f), axis=-1)
 
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
         return jax.random.categorical(key, self._log_probabilities(f))
 
     def check(self, y: np.ndarray) -> str | None:
@@ -64,17 +66,17 @@ class CategoricalSoftmax(PowerIntegral, OutcomeDraws):
     def num_predictors(self) -> int:
         return self.num_classes
 
-    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         labels = jnp.broadcast_to(jnp.asarray(y, int), f.shape[:-1])
         return jnp.take_along_axis(jax.nn.log_softmax(f), labels[..., None], axis=-1)[..., 0]
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         return jax.nn.softmax(f)
 
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Any) -> Float[Array, " *batch"]:
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
         return jax.nn.logsumexp(power * jax.nn.log_softmax(f), axis=-1)
 
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
         return jax.random.categorical(key, f)
 
     def check(self, y: np.ndarray) -> str | None:

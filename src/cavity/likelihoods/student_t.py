@@ -1,8 +1,6 @@
-"""Outcomes with heavy tails around their predictor."""
+"""Outcomes with heavy tails around the predictor."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,14 +11,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, Noisy, OutcomeDraws
 from cavity.core.fields import require
+from cavity.core.likelihood import Outcomes
 
 
 class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
-    """y = f + scale * t, with t of `degrees` of freedom, more than one: a row far out hardly pulls.
+    """y = f + scale * t, with t of `degrees` of freedom, more than one. An outlying row has little influence.
 
     Attributes:
         scale: of the noise; its standard deviation is scale * sqrt(degrees / (degrees - 2)), for more than two.
-        degrees: known, and not learned.
+        degrees: the degrees of freedom, fixed.
     """
 
     scale: Float[Array, ""] = eqx.field(converter=lambda scale: jnp.asarray(scale, float))
@@ -35,13 +34,13 @@ class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
         return 1
 
     @property
-    def noise_precision(self) -> Any:
+    def noise_precision(self) -> Float[Array, ""]:
         return self.scale**-2.0
 
-    def log_prob(self, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         scale, degrees = self.scale.astype(f.dtype), self.degrees
         constant = gammaln((degrees + 1) / 2) - gammaln(degrees / 2) - 0.5 * jnp.log(degrees * jnp.pi)
-        z = (y - f[..., 0]) / scale
+        z = (f[..., 0] - y) / scale
         return constant - jnp.log(scale) - 0.5 * (degrees + 1) * jnp.log1p(z**2 / degrees)
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
@@ -50,7 +49,7 @@ class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         return mean
 
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Any:
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
         return f[..., 0] + self.scale.astype(f.dtype) * jax.random.t(key, self.degrees, f.shape[:-1], f.dtype)
 
     def check(self, y: np.ndarray) -> str | None:

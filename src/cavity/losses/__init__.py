@@ -1,4 +1,4 @@
-"""What a client minimises in expectation."""
+"""Losses: what a client minimises in expectation."""
 
 from __future__ import annotations
 

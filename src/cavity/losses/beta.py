@@ -7,12 +7,11 @@ sum over rows keeps its digits when beta is small. (The authors' program has 1 +
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cavity.core import PowerIntegral
 from cavity.core.fields import as_number, require
 from cavity.losses.power import PowerLoss
 
@@ -38,7 +37,9 @@ class Beta(PowerLoss):
     def power(self) -> Float[Array, ""]:
         return self.beta
 
-    def assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
+    def assemble(
+        self, likelihood: PowerIntegral, f: Float[Array, "*batch k"], log_power: Float[Array, " *batch"]
+    ) -> Float[Array, " *batch"]:
         beta = self.beta.astype(f.dtype)
         whole = jnp.exp(likelihood.log_power_integral(f, 1.0 + beta))
         return -jnp.expm1(log_power) / beta + whole / (1.0 + beta) - 1.0

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cavity.core import Likelihood
 from cavity.core.fields import as_number, require
+from cavity.core.likelihood import Outcomes
 from cavity.errors import UnsuitableError
 from cavity.losses.predictor import PredictorLoss, name_of
 
 
 class GeneralisedCrossEntropy(PredictorLoss):
-    """(1 - p(y)^delta) / delta, which lies between 0 and 1 / delta. It is one row's; nothing multiplies it.
+    """(1 - p(y)^delta) / delta, which lies between 0 and 1 / delta. It is the loss of one row, without another factor.
 
     Attributes:
         delta: in (0, 1]; near 0 it is the negative log likelihood, at 1 the probability of a wrong class.
@@ -38,6 +37,6 @@ class GeneralisedCrossEntropy(PredictorLoss):
                 "which may exceed 1. Use the beta loss"
             )
 
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         delta = self.delta.astype(f.dtype)
         return -jnp.expm1(delta * likelihood.log_prob(f, y)) / delta

@@ -6,12 +6,11 @@ Here gamma / (gamma - 1) is added, so that the loss tends to the negative log li
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cavity.core import PowerIntegral
 from cavity.core.fields import as_number, require
 from cavity.losses.power import PowerLoss
 
@@ -32,7 +31,9 @@ class Gamma(PowerLoss):
     def power(self) -> Float[Array, ""]:
         return self.gamma - 1.0
 
-    def assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
+    def assemble(
+        self, likelihood: PowerIntegral, f: Float[Array, "*batch k"], log_power: Float[Array, " *batch"]
+    ) -> Float[Array, " *batch"]:
         gamma = self.gamma.astype(f.dtype)
         log_norm = likelihood.log_power_integral(f, gamma) / gamma
         return -gamma / (gamma - 1.0) * jnp.expm1(log_power - (gamma - 1.0) * log_norm)

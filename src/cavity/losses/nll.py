@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, ExpectedPower, Likelihood, Loss, Model, RowModel
-from cavity.errors import CavityError
+from cavity.core.fields import Number
+from cavity.core.likelihood import Outcomes
+from cavity.errors import CavityError, UnsuitableError
 
 
 class NegativeLogLikelihood(Loss):
-    """-log p(data | theta), in nats; the only loss for likelihoods that are not sums over rows."""
+    """-log p(data | theta), in nats. It is the only loss for likelihoods that are not sums over rows."""
 
     def check(self, model: Model) -> None:
         return
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        assert isinstance(model, RowModel)
+        if not isinstance(model, RowModel):
+            raise UnsuitableError(
+                f"the likelihood of {type(model).__name__} is not a sum over rows (`RowModel`): a row has no loss"
+            )
         return -model.row_log_prob(theta, batch)
 
     def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
@@ -30,14 +33,14 @@ class NegativeLogLikelihood(Loss):
             )
         return -value
 
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         return -likelihood.log_prob(f, y)
 
     def expected(
-        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"] | None:
         return -likelihood.expected_log_prob(mean, covariance, y) if isinstance(likelihood, ExpectedPower) else None
 
     @property
-    def likelihood_power(self) -> Any:
+    def likelihood_power(self) -> Number | None:
         return 1.0

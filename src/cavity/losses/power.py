@@ -1,13 +1,13 @@
-"""What the beta and the gamma loss share: a power of the likelihood, and the integral of another."""
+"""What the beta and the gamma loss share: a power of the likelihood, and the integral of another power."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 from jaxtyping import Array, Float
 
 from cavity.core import ExpectedPower, Likelihood, PowerIntegral
+from cavity.core.likelihood import Outcomes
 from cavity.errors import UnsuitableError
 from cavity.losses.predictor import PredictorLoss, name_of
 
@@ -18,10 +18,12 @@ class PowerLoss(PredictorLoss):
     @property
     @abc.abstractmethod
     def power(self) -> Float[Array, ""]:
-        """Of p(y)."""
+        """The power of p(y)."""
 
     @abc.abstractmethod
-    def assemble(self, likelihood: Any, f: Any, log_power: Any) -> Any:
+    def assemble(
+        self, likelihood: PowerIntegral, f: Float[Array, "*batch k"], log_power: Float[Array, " *batch"]
+    ) -> Float[Array, " *batch"]:
         """The loss where log p(y)^power (or the log of its expectation) is known."""
 
     @property
@@ -29,19 +31,24 @@ class PowerLoss(PredictorLoss):
         return True
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
+        self._with_integral(likelihood)
+
+    def _with_integral(self, likelihood: Likelihood) -> PowerIntegral:
         if not isinstance(likelihood, PowerIntegral):
             raise UnsuitableError(
                 f"the {type(self).__name__.lower()} loss needs the integral of p^(1 + beta) over outcomes, "
                 f"which {name_of(likelihood)} does not have. Use a likelihood that is a PowerIntegral, or another loss"
             )
+        return likelihood
 
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        return self.assemble(likelihood, f, self.power.astype(f.dtype) * likelihood.log_prob(f, y))
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
+        log_power = self.power.astype(f.dtype) * likelihood.log_prob(f, y)
+        return self.assemble(self._with_integral(likelihood), f, log_power)
 
     def expected(
-        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"] | None:
         if not isinstance(likelihood, ExpectedPower):
             return None
         log_power = likelihood.log_expected_power(mean, covariance, y, self.power.astype(mean.dtype))
-        return self.assemble(likelihood, mean, log_power)
+        return self.assemble(self._with_integral(likelihood), mean, log_power)

@@ -1,9 +1,8 @@
-"""What the robust losses share: they see a row through its likelihood."""
+"""What the robust losses share: they depend on a row through its likelihood."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 from jaxtyping import Array, Float, PyTree
 
@@ -16,21 +15,24 @@ class PredictorLoss(Loss):
 
     @abc.abstractmethod
     def check_likelihood(self, likelihood: Likelihood) -> None:
-        """Raise UnsuitableError where the loss has no meaning."""
+        """Raise UnsuitableError where the loss is not defined for the likelihood."""
 
     def check(self, model: Model) -> None:
+        self.check_likelihood(self._with_predictors(model).likelihood)
+
+    def _with_predictors(self, model: Model) -> PredictorModel:
         if not isinstance(model, PredictorModel):
             raise UnsuitableError(
                 f"the loss {type(self).__name__} needs a model with a likelihood of outcomes given predictors; "
                 f"{type(model).__name__} has none. Use a regression, a network, or the negative log likelihood"
             )
-        self.check_likelihood(model.likelihood)
+        return model
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        assert isinstance(model, PredictorModel)
+        model = self._with_predictors(model)
         return self.of_predictor(model.likelihood, *model.predictor(theta, batch))
 
 
-def name_of(likelihood: Any) -> str:
-    """For messages."""
+def name_of(likelihood: Likelihood) -> str:
+    """The name of a likelihood, for messages."""
     return type(likelihood).__name__

@@ -13,8 +13,8 @@ and completing the square in f (which the printed B.6 gets wrong: it drops facto
 
     loss = K (y~ - f)' S^-1 (y~ - f) / 2 + constant,     y~ = y - 2 (K' / K) e.
 
-So a client sees ordinary Gaussian rows, shifted to y~ and weighted by K: every solver carries them, and the closed form
-of a conjugate model is the conjugate update of proposition 4.10.
+A client therefore has ordinary Gaussian rows, shifted to y~ and weighted by K. Every solver handles them, and the
+closed form of a conjugate model is the conjugate update of proposition 4.10.
 
 Widths are in standard deviations of the noise. Influence is bounded for both weights (for inverse multi-quadrics
 K ~ m^(-2a), so a >= 1/4 is needed).
@@ -23,15 +23,15 @@ K ~ m^(-2a), so a >= 1/4 is needed).
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from cavity.core import Data, Likelihood, Loss, Model, PredictorModel, PseudoRows
-from cavity.core.fields import as_number, require
+from cavity.core import Data, Distribution, GaussianRows, Likelihood, Loss, Model, PredictorModel
+from cavity.core.fields import Number, as_number, require
+from cavity.core.likelihood import Outcomes
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.losses.predictor import name_of
@@ -65,7 +65,7 @@ class InverseMultiQuadric(Kernel):
 
     def __check_init__(self) -> None:
         require(self.width, lambda width: width > 0, "the width of the weights must be positive")
-        require(self.a, lambda a: a >= 0.25, "the exponent a must be at least 1/4, or influence is not bounded")
+        require(self.a, lambda a: a >= 0.25, "the exponent a must be at least 1/4, otherwise influence is not bounded")
 
     def log_weight(self, distance: Float[Array, " n"]) -> Float[Array, " n"]:
         width, a = self.width.astype(distance.dtype), self.a.astype(distance.dtype)
@@ -73,7 +73,7 @@ class InverseMultiQuadric(Kernel):
 
 
 class ScoreMatching(Loss):
-    """Weighted score matching around the cavity's mean; for regression with known Gaussian noise, and locations.
+    """Weighted score matching around the mean of the cavity, for regression with known Gaussian noise and locations.
 
     Attributes:
         kernel: how fast a row's weight falls with its distance.
@@ -84,7 +84,7 @@ class ScoreMatching(Loss):
     def __check_init__(self) -> None:
         if not isinstance(self.kernel, Kernel):
             raise CavityError(
-                f"score matching takes weights such as SquaredExponential(2.0), not {self.kernel!r}; 2.0 is their width"
+                f"score matching takes weights such as SquaredExponential(2.0), not {self.kernel!r}; 2.0 is the width"
             )
 
     def check(self, model: Model) -> None:
@@ -93,42 +93,48 @@ class ScoreMatching(Loss):
                 f"score matching differentiates log p(y) in y, but {name_of(model.likelihood)} has discrete outcomes. "
                 "Use the beta loss, or generalised cross entropy"
             )
-        if not (isinstance(model, PseudoRows) and model.has_pseudo_rows):
+        self._gaussian_rows(model)
+
+    def _gaussian_rows(self, model: Model) -> GaussianRows:
+        rows = model.gaussian_rows
+        if rows is None:
             raise UnsuitableError(
                 "score matching is for Gaussian outcomes of known noise: a normal location or a linear regression with "
                 "`noise_sd`. Use the beta loss"
             )
+        return rows
 
-    def in_context(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
-        assert isinstance(model, PseudoRows)
-        weight, shift = self._rows(model, cavity.mean, data.batch)
-        batch = model.shifted(cavity.mean, data.batch, shift)
+    def in_context(self, model: Model, cavity: Distribution, data: Data) -> tuple[Loss, Data]:
+        rows = self._gaussian_rows(model)
+        weight, shift = self._rows(rows, cavity.mean, data.batch)
+        batch = rows.shifted(cavity.mean, data.batch, shift)
         return NegativeLogLikelihood(), Data(batch, data.weight * weight, data.num_rows)
 
-    def _rows(self, model: PseudoRows, centre: PyTree, batch: PyTree) -> tuple[Array, Array]:
+    def _rows(self, rows: GaussianRows, centre: PyTree, batch: PyTree) -> tuple[Array, Array]:
         """K and -2 K' / K of each row."""
-        e = model.standardised_residuals(centre, batch)
+        e = rows.standardised_residuals(centre, batch)
         distance = jnp.sum(e**2, axis=-1)
         log_weight, slope = jax.jvp(self.kernel.log_weight, (distance,), (jnp.ones_like(distance),))
         return jnp.exp(log_weight), -2.0 * slope
 
-    def around(self, model: PseudoRows, centre: PyTree, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
+    def around(self, model: Model, centre: PyTree, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         """The loss of each row at theta as defined above, with the weights around `centre`."""
-        z, e = model.standardised_residuals(theta, batch), model.standardised_residuals(centre, batch)
-        weight, shift = self._rows(model, centre, batch)
+        rows = self._gaussian_rows(model)
+        z, e = rows.standardised_residuals(theta, batch), rows.standardised_residuals(centre, batch)
+        weight, shift = self._rows(rows, centre, batch)
         quadratic = 0.5 * jnp.sum(z**2, axis=-1) + shift * jnp.sum(e * z, axis=-1) - z.shape[-1]
         return weight * quadratic
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        raise CavityError("score matching is weighed around a cavity; use `around`, or `seen_from` in an algorithm")
+        raise CavityError("the weights of score matching depend on a cavity; use `around`, or `in_context`")
 
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
-        raise CavityError("score matching is weighed around a cavity; use `seen_from`")
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
+        raise CavityError("the weights of score matching depend on a cavity; use `in_context`")
 
     @property
     def needs_proper_cavity(self) -> bool:
         return True  # the weights are around its mean
 
     @property
-    def likelihood_power(self) -> Any:
+    def likelihood_power(self) -> Number | None:
         return 1.0

@@ -1,24 +1,23 @@
-"""A loss with a weight of its own against the divergence: the learning rate of generalised Bayes (FedGVI, eq. 2)."""
+"""A loss with a weight relative to the divergence: the learning rate of generalised Bayes (FedGVI, eq. 2)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
-from cavity.core import Data, Likelihood, Loss, Model
-from cavity.core.fields import as_number, require
+from cavity.core import Data, Distribution, Likelihood, Loss, Model
+from cavity.core.fields import Number, as_number, require
+from cavity.core.likelihood import Outcomes
 from cavity.errors import CavityError
 from cavity.losses.nll import NegativeLogLikelihood
 
 
 class Tempered(Loss):
-    """weight * loss, by default of the negative log likelihood: a power of the likelihood.
+    """weight * loss. With the negative log likelihood, the default, this is a power of the likelihood.
 
     Attributes:
-        weight: positive; below 1 the data count less than they would, above 1 more.
-        loss: what is weighted.
+        weight: positive; below 1 the data count less than under Bayes' theorem, above 1 more.
+        loss: the loss that is weighted.
     """
 
     weight: Float[Array, ""] = eqx.field(converter=as_number)
@@ -40,14 +39,14 @@ class Tempered(Loss):
     def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
         return self._weigh(self.loss.total(model, theta, data))
 
-    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Any) -> Float[Array, " *batch"]:
+    def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         return self._weigh(self.loss.of_predictor(likelihood, f, y))
 
-    def _weigh(self, values: Any) -> Any:
+    def _weigh(self, values: Float[Array, ...]) -> Float[Array, ...]:
         return self.weight.astype(values.dtype) * values
 
     def expected(
-        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any
+        self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"] | None:
         values = self.loss.expected(likelihood, mean, covariance, y)
         return None if values is None else self._weigh(values)
@@ -57,10 +56,10 @@ class Tempered(Loss):
         return self.loss.needs_proper_cavity
 
     @property
-    def likelihood_power(self) -> Any:
+    def likelihood_power(self) -> Number | None:
         power = self.loss.likelihood_power
         return None if power is None else self.weight * power
 
-    def in_context(self, model: Model, cavity: Any, data: Data) -> tuple[Loss, Data]:
+    def in_context(self, model: Model, cavity: Distribution, data: Data) -> tuple[Loss, Data]:
         loss, data = self.loss.in_context(model, cavity, data)
         return self if loss is self.loss else Tempered(self.weight, loss), data

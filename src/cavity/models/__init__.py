@@ -1,4 +1,4 @@
-"""Prior, predictor and likelihood together."""
+"""Models: a prior and a likelihood of a client's rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cavity.core.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
     from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
-    from cavity.models.function import FunctionModel, function_model
+    from cavity.models.function import FunctionModel, PredictiveFunctionModel, function_model
     from cavity.models.glm.regression import (
         Regression,
         linear_regression,
@@ -50,6 +50,7 @@ __all__ = [
     "NumpyroModel",
     "OwnRows",
     "PoissonRate",
+    "PredictiveFunctionModel",
     "Regression",
     "ShrinkageRegression",
     "SparseGP",
@@ -79,7 +80,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "conjugate": "BernoulliShare CategoricalShares PoissonRate",
-        "function": "FunctionModel function_model",
+        "function": "FunctionModel PredictiveFunctionModel function_model",
         "glm.regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
         "softmax_regression",
         "glm.shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",

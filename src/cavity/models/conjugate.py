@@ -1,4 +1,4 @@
-"""Rates and shares with their conjugate priors: the posterior is exact, whatever the partition."""
+"""Rates and shares with conjugate priors: the posterior is exact for every partition of the data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PyTree
 
-from cavity.core import ConjugateModel, Data, RowModel
+from cavity.core import ConjugateLikelihood, Data, RowModel
 from cavity.core.checks import numeric_vector
 from cavity.distributions import Beta, Dirichlet, Gamma
 from cavity.errors import DataError
 
 
-class BernoulliShare(ConjugateModel, RowModel):
+class BernoulliShare(RowModel, ConjugateLikelihood[Beta]):
     """y in {0, 1} with P(y = 1) = theta, and a Beta prior of shape ()."""
 
     prior: Beta
@@ -24,8 +24,8 @@ class BernoulliShare(ConjugateModel, RowModel):
         return ("share",)
 
     @property
-    def is_conjugate(self) -> bool:
-        return True
+    def conjugate(self) -> ConjugateLikelihood:
+        return self
 
     def row_log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
         return batch * jnp.log(theta) + (1 - batch) * jnp.log1p(-theta)
@@ -41,7 +41,7 @@ class BernoulliShare(ConjugateModel, RowModel):
         return y
 
 
-class PoissonRate(ConjugateModel, RowModel):
+class PoissonRate(RowModel, ConjugateLikelihood[Gamma]):
     """Counts y ~ Poisson(theta), and a Gamma prior of shape ()."""
 
     prior: Gamma
@@ -51,8 +51,8 @@ class PoissonRate(ConjugateModel, RowModel):
         return ("rate",)
 
     @property
-    def is_conjugate(self) -> bool:
-        return True
+    def conjugate(self) -> ConjugateLikelihood:
+        return self
 
     def row_log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
         return batch * jnp.log(theta) - theta - gammaln(batch + 1.0)
@@ -68,7 +68,7 @@ class PoissonRate(ConjugateModel, RowModel):
         return y
 
 
-class CategoricalShares(ConjugateModel, RowModel):
+class CategoricalShares(RowModel, ConjugateLikelihood[Dirichlet]):
     """Classes y in 0, ..., K-1 with P(y = c) = theta_c, and a Dirichlet prior."""
 
     prior: Dirichlet
@@ -79,8 +79,8 @@ class CategoricalShares(ConjugateModel, RowModel):
         return tuple(f"share {c}" for c in range(self.num_classes))
 
     @property
-    def is_conjugate(self) -> bool:
-        return True
+    def conjugate(self) -> ConjugateLikelihood:
+        return self
 
     def row_log_prob(self, theta: Float[Array, " k"], batch: PyTree) -> Float[Array, " n"]:
         return jnp.log(theta)[batch]

@@ -1,35 +1,36 @@
-"""Any log likelihood that a user writes as a function of parameters and rows."""
+"""A log likelihood that the user writes as a function of parameters and rows."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import KeyPath
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import PredictiveModel, RowModel
+from cavity.core import Model, PredictiveModel, RowModel
 from cavity.core.checks import finite_column
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
-from cavity.models.glm.regression import gaussian_prior
+from cavity.models.glm.regression import Scales, gaussian_prior
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 from cavity.models.row_independence import Company, depends_on_others, some_values
 
 ROWS_CHECKED = 32
 WRITE_A_MODEL = "for a likelihood that is not a sum over rows subclass `cavity.core.Model`"
-_CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()  # functions whose rows have been found independent
+_CHECKED: weakref.WeakSet[Callable[..., Array]] = weakref.WeakSet()  # functions whose rows are independent
 
 
-class TreeModel(PredictiveModel):
-    """A model whose parameters are a pytree of the user's, with a Gaussian over them raveled; data are any arrays."""
+class TreeModel(Model):
+    """A model whose parameters are a pytree of the user, with a Gaussian over the flat vector; data are any arrays."""
 
+    prior: eqx.AbstractVar[Gaussian]
     template: eqx.AbstractVar[PyTree]
 
     def __check_init__(self) -> None:
@@ -54,33 +55,17 @@ class TreeModel(PredictiveModel):
         return jax.tree_util.tree_map_with_path(_numeric_leaf, batch)
 
 
-class FunctionModel(TreeModel, RowModel):
-    """A model given by `log_likelihood(parameters, batch) -> [n]`, with a Gaussian over the raveled parameters.
+class RowFunction(TreeModel, RowModel):
+    """What both function models share: `log_likelihood(parameters, batch) -> [n]`."""
 
-    Attributes:
-        log_likelihood: log p(row | parameters) for each row of a batch, in JAX. That a row's number depends on no
-            other row is checked with the first client's data.
-        template: a pytree of arrays or numbers with the structure of the parameters (its values do not matter).
-        prior: over the raveled parameters.
-        predictor: `predictor(parameters, x) -> expected outcomes`, if predictions are wanted.
-
-    Example:
-        >>> def log_likelihood(p, batch):
-        ...     return jax.scipy.stats.t.logpdf(batch, 4.0, p["location"], jnp.exp(p["log_scale"]))
-        >>> model = function_model(log_likelihood, {"location": 0.0, "log_scale": 0.0})
-    """
-
-    log_likelihood: Callable[[PyTree, PyTree], Array] = eqx.field(static=True)
-    template: PyTree
-    prior: Gaussian
-    predictor: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
+    log_likelihood: eqx.AbstractVar[Callable[[PyTree, PyTree], Array]]
 
     def row_log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         return self.log_likelihood(self.parameters(theta), batch)
 
     def prepare(self, batch: PyTree) -> PyTree:
         prepared = super().prepare(batch)
-        function = getattr(self.log_likelihood, "__func__", self.log_likelihood)  # of a method, which does not last
+        function = getattr(self.log_likelihood, "__func__", self.log_likelihood)  # a bound method is a temporary object
         if function not in _CHECKED:
             self._check_rows(prepared)
             _CHECKED.add(function)
@@ -104,20 +89,53 @@ class FunctionModel(TreeModel, RowModel):
 
         if depends_on_others(answers, num_rows):
             raise CavityError(
-                "what `log_likelihood` says of a row depends on other rows (a mean over rows, their number or order, "
-                f"the row before); compute what is needed beforehand, as a column of the data, or {WRITE_A_MODEL}"
+                "the value of `log_likelihood` for a row depends on other rows (a mean over rows, their number or "
+                f"order, the previous row); compute it in advance, as a column of the data, or {WRITE_A_MODEL}"
             )
 
+
+class FunctionModel(RowFunction):
+    """A model given by a log likelihood of rows, with a Gaussian over the flat vector of its parameters.
+
+    Attributes:
+        log_likelihood: log p(row | parameters) for each row of a batch, in JAX. It is checked with the first client's
+            data that the value of a row depends on no other row.
+        template: a pytree of arrays or numbers with the structure of the parameters (its values do not matter).
+        prior: over the flat vector of parameters.
+
+    Example:
+        >>> def log_likelihood(p, batch):
+        ...     return jax.scipy.stats.t.logpdf(batch, 4.0, p["location"], jnp.exp(p["log_scale"]))
+        >>> model = function_model(log_likelihood, {"location": 0.0, "log_scale": 0.0})
+    """
+
+    log_likelihood: Callable[[PyTree, PyTree], Array] = eqx.field(static=True)
+    template: PyTree
+    prior: Gaussian
+
+
+class PredictiveFunctionModel(RowFunction, PredictiveModel):
+    """A `FunctionModel` that also predicts.
+
+    Attributes:
+        log_likelihood: as in `FunctionModel`.
+        template: as in `FunctionModel`.
+        prior: as in `FunctionModel`.
+        predictor: `predictor(parameters, x) -> expected outcomes`.
+    """
+
+    log_likelihood: Callable[[PyTree, PyTree], Array] = eqx.field(static=True)
+    template: PyTree
+    prior: Gaussian
+    predictor: Callable[[PyTree, PyTree], Array] = eqx.field(static=True)
+
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
-        if self.predictor is None:
-            raise CavityError("this model has no predictor; give `function_model(..., predictor=...)` one")
-        predictor = self.predictor
         draws = posterior.sample(key, (num_draws or DEFAULT_DRAWS,))
-        outcomes = jax.vmap(lambda theta: predictor(self.parameters(theta), x))(draws)
+        outcomes = jax.vmap(lambda theta: self.predictor(self.parameters(theta), x))(draws)
         return prediction_from_draws(outcomes)
 
 
-def _numeric_leaf(path: Any, leaf: Any) -> np.ndarray:
+def _numeric_leaf(path: KeyPath, leaf: PyTree) -> np.ndarray:
     array = np.asarray(leaf)
     if np.issubdtype(array.dtype, np.integer) or array.dtype == bool:
         return array
@@ -130,11 +148,22 @@ def function_model(
     template: PyTree,
     *,
     prior: Gaussian | None = None,
-    prior_scale: Any = 2.5,
+    prior_scale: Scales = 2.5,
     family: type[Gaussian] | None = None,
     predictor: Callable[[PyTree, PyTree], Array] | None = None,
-) -> FunctionModel:
-    """A model from a function, with N(0, prior_scale^2) on every parameter unless a prior is given."""
+) -> FunctionModel | PredictiveFunctionModel:
+    """A model from a log likelihood of rows.
+
+    Args:
+        log_likelihood: log p(row | parameters) for each row of a batch, in JAX.
+        template: a pytree of arrays or numbers with the structure of the parameters (its values do not matter).
+        prior: over the flat vector of parameters; None is N(0, prior_scale^2) for each.
+        prior_scale: the standard deviation of the default prior.
+        family: the family of the default prior; None chooses by dimension.
+        predictor: `predictor(parameters, x) -> expected outcomes`; without it the model makes no predictions.
+    """
     if prior is None:
         prior = gaussian_prior(len(entry_names(template)), prior_scale, family)
-    return FunctionModel(log_likelihood=log_likelihood, template=template, prior=prior, predictor=predictor)
+    if predictor is None:
+        return FunctionModel(log_likelihood=log_likelihood, template=template, prior=prior)
+    return PredictiveFunctionModel(log_likelihood=log_likelihood, template=template, prior=prior, predictor=predictor)

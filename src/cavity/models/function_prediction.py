@@ -1,17 +1,19 @@
-"""Predictions of a function and of outcomes around it, averaged over draws of what the function depends on."""
+"""Predictions of a function and of outcomes around it, averaged over draws of its parameters."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ExpectedPower, Likelihood, OutcomeDraws
+from cavity.core.fields import Number
 from cavity.core.intervals import DEFAULT_LEVEL, tails
+from cavity.core.types import Leaf
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError
 
@@ -34,12 +36,12 @@ class FunctionPrediction(eqx.Module):
     variances: Float[Array, "s n"]
     likelihoods: Likelihood
 
-    def _over_f(self, function: Any) -> Float[Array, "s n"]:
+    def _over_f(self, function: Callable[[Likelihood, Array], Array]) -> Float[Array, "s n"]:
         """E[function(likelihood, f)] per draw, by quadrature."""
         nodes, weights = normal_nodes(1)
         points = jnp.asarray(nodes[:, 0])
 
-        def one(mean: Any, variance: Any, likelihood: Likelihood) -> Any:
+        def one(mean: Array, variance: Array, likelihood: Likelihood) -> Array:
             f = mean[:, None] + jnp.sqrt(variance)[:, None] * points
             return function(likelihood, f[..., None]) @ jnp.asarray(weights)
 
@@ -65,7 +67,7 @@ class FunctionPrediction(eqx.Module):
         if not isinstance(self.likelihoods, OutcomeDraws):
             raise CavityError(f"outcomes cannot be drawn from {type(self.likelihoods).__name__}")
 
-        def one(key: Any, mean: Any, variance: Any, likelihood: Any) -> Any:
+        def one(key: PRNGKeyArray, mean: Array, variance: Array, likelihood: OutcomeDraws) -> Array:
             first, second = jax.random.split(key)
             f = mean + jnp.sqrt(variance) * jax.random.normal(first, (OUTCOMES, *mean.shape), mean.dtype)
             return likelihood.draw(second, f[..., None])
@@ -84,7 +86,7 @@ class FunctionPrediction(eqx.Module):
         """The standard deviation of y."""
         return jnp.sqrt(self.variance)
 
-    def quantile(self, level: Any) -> Float[Array, "*levels n"]:
+    def quantile(self, level: Number | Sequence[float]) -> Float[Array, "*levels n"]:
         """Quantiles of y, by draws of outcomes."""
         return jnp.quantile(self._outcomes(), jnp.asarray(level), axis=0)
 
@@ -98,23 +100,23 @@ class FunctionPrediction(eqx.Module):
         """The upper end of that interval."""
         return self.quantile(tails(DEFAULT_LEVEL)[1])
 
-    def log_prob(self, y: Any) -> Float[np.ndarray, " n"]:
+    def log_prob(self, y: Float[Leaf, " n"]) -> Float[np.ndarray, " n"]:
         """The log density of outcomes, log of the mean over draws of E[p(y | f)]."""
-        y = jnp.asarray(y)
+        outcomes = jnp.asarray(y)
         if isinstance(self.likelihoods, ExpectedPower):
 
-            def one(mean: Any, variance: Any, likelihood: Any) -> Any:
-                return likelihood.log_expected_power(mean[:, None], variance[:, None, None], y, 1.0)
+            def one(mean: Array, variance: Array, likelihood: ExpectedPower) -> Array:
+                return likelihood.log_expected_power(mean[:, None], variance[:, None, None], outcomes, 1.0)
 
             each = jax.vmap(one)(self.means, self.variances, self.likelihoods)
         else:
             draws = (self.means, self.variances, self.likelihoods)
-            each = jax.lax.map(lambda draw: _log_expected(draw[0], draw[1], draw[2], y), draws)
+            each = jax.lax.map(lambda draw: _log_expected(draw[0], draw[1], draw[2], outcomes), draws)
         return np.asarray(jax.nn.logsumexp(each, axis=0) - jnp.log(len(each)))
 
 
-def _log_expected(mean: Any, variance: Any, likelihood: Likelihood, y: Any) -> Float[Array, " n"]:
-    """Log E[p(y | f)], f ~ N(mean, variance): on a fine grid, for the likelihood may be much narrower than f."""
+def _log_expected(mean: Array, variance: Array, likelihood: Likelihood, y: Array) -> Float[Array, " n"]:
+    """Log E[p(y | f)], f ~ N(mean, variance): on a fine grid, because the likelihood may be much narrower than f."""
     points = jnp.linspace(-REACH, REACH, GRID)
     log_weights = jax.nn.log_softmax(-0.5 * points**2)
     f = mean[:, None] + jnp.sqrt(variance)[:, None] * points

@@ -1,25 +1,26 @@
-"""The location of normal data: y ~ N(theta, S), S known."""
+"""The location of normal data: y ~ N(theta, S), with known S."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import Data, GaussianRows, Likelihood, LinearModel, PredictiveModel, PseudoRows
+from cavity.core import Data, GaussianRows, LinearModel, PredictiveModel
 from cavity.core.checks import numeric_matrix
+from cavity.core.types import Leaf
 from cavity.distributions import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import GaussianVector
-from cavity.models.glm.regression import gaussian_prior
+from cavity.models.glm.regression import Scales, gaussian_prior
 from cavity.models.prediction import Prediction, predict_from_designs
 
 
-class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
+class NormalLocation(LinearModel, GaussianRows[FullGaussian], PredictiveModel):
     """Rows y of d numbers around one location theta, with a Gaussian prior. Build it with `normal_location`.
 
     Attributes:
@@ -28,7 +29,7 @@ class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
     """
 
     prior: Gaussian
-    likelihood: Likelihood
+    likelihood: GaussianVector
 
     def __check_init__(self) -> None:
         if self.prior.dimension != self.likelihood.num_predictors:
@@ -38,44 +39,34 @@ class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
             )
 
     @property
-    def noise(self) -> GaussianVector:
-        """The likelihood, which is always this one."""
-        assert isinstance(self.likelihood, GaussianVector)
-        return self.likelihood
-
-    @property
     def parameter_names(self) -> tuple[str, ...]:
         return tuple(f"location {j}" for j in range(1, self.prior.dimension + 1))
 
-    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         return jnp.broadcast_to(theta, batch.shape), batch
 
-    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Leaf]:
         ones = jnp.ones((batch.shape[0], 1), batch.dtype)
         return (ones,) * self.prior.dimension, batch
 
     @property
-    def is_conjugate(self) -> bool:
-        return isinstance(self.prior, FullGaussian)
+    def gaussian_rows(self) -> GaussianRows:
+        return self
 
     @property
-    def has_gaussian_rows(self) -> bool:
-        return True
+    def conjugate(self) -> GaussianRows | None:
+        return self if isinstance(self.prior, FullGaussian) else None
 
     def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
         """The factor is the weighted sum of rows and their total weight, times S^-1."""
-        root, y = self.noise.root, jnp.asarray(data.batch)
+        root, y = self.likelihood.root, jnp.asarray(data.batch)
         precision = cho_solve((root, True), jnp.eye(len(root), dtype=root.dtype))
         factor = FullGaussian(precision @ (data.weight @ y), precision * jnp.sum(data.weight))
         at_zero = self.likelihood.log_prob(jnp.zeros_like(y), y)
         return factor, jnp.asarray(data.weight) @ at_zero
 
-    @property
-    def has_pseudo_rows(self) -> bool:
-        return True
-
     def standardised_residuals(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, "n k"]:
-        return self.noise.standardise(batch - theta)
+        return self.likelihood.standardise(batch - theta)
 
     def shifted(self, theta: Float[Array, " d"], batch: PyTree, share: Float[Array, " n"]) -> PyTree:
         return batch + share[:, None] * (batch - theta)
@@ -89,7 +80,7 @@ class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
         return numeric_matrix(batch, [f"x{j}" for j in range(1, size + 1)])
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
-        """The expected row, once for each entry of `x` (which says only how many are wanted)."""
+        """The expected row, once for each entry of `x`, whose values are ignored."""
         designs, _ = self.designs(jnp.zeros((len(x), self.prior.dimension)))
         return predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
 
@@ -97,10 +88,10 @@ class NormalLocation(LinearModel, GaussianRows, PseudoRows, PredictiveModel):
 def normal_location(
     dimension: int = 1,
     *,
-    noise_sd: Any = 1.0,
-    covariance: Any = None,
+    noise_sd: Scales = 1.0,
+    covariance: Float[Leaf, "d d"] | Sequence[Sequence[float]] | None = None,
     prior: Gaussian | None = None,
-    prior_scale: Any = 10.0,
+    prior_scale: Scales = 10.0,
     family: type[Gaussian] | None = None,
 ) -> NormalLocation:
     """Rows of `dimension` numbers, y ~ N(theta, S), with N(0, prior_scale^2) on each entry of theta.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,10 +18,10 @@ DEFAULT_DRAWS = 1000
 
 
 class Prediction(eqx.Module):
-    """What the model expects at new rows, and how sure it is of that.
+    """The expected outcome at new rows, with its uncertainty.
 
-    All four speak of the expected outcome E[y | x, theta] under the posterior of theta: a probability for
-    classes, a rate for counts. The scatter of single outcomes around it is not included.
+    All four describe the expected outcome E[y | x, theta] under the posterior of theta: a probability for
+    classes, a rate for counts. The variation of single outcomes around it is not included.
 
     Attributes:
         mean: its posterior mean, which is also the predictive mean of y.
@@ -37,7 +36,7 @@ class Prediction(eqx.Module):
     upper: Float[Array | np.ndarray, "n ..."]
 
     def in_units(self, centre: float, scale: float) -> Prediction:
-        """The prediction of centre + scale times the outcome; in double precision where that is another one."""
+        """The prediction of centre + scale times the outcome, in double precision unless it is unchanged."""
         if (centre, scale) == (0.0, 1.0):
             return self
         mean, sd, lower, upper = (np.asarray(part, float) for part in (self.mean, self.sd, self.lower, self.upper))
@@ -49,10 +48,10 @@ def predict_from_designs(
     likelihood: Likelihood,
     posterior: Gaussian,
     designs: Sequence[Float[Array, "n _"]],
-    num_draws: Any,
+    num_draws: int | np.integer | None,
 ) -> Prediction:
     """The expected outcome under f_k = X_k theta_k: in closed form where there is one, else by draws."""
-    # a count sets a shape, so one that numpy made must not become an array of the program
+    # the count sets a shape, so it must be a Python integer
     return _predict(key, likelihood, posterior, designs, None if num_draws is None else int(num_draws))
 
 
@@ -74,12 +73,13 @@ def prediction_from_draws(outcomes: Float[Array, "s n ..."]) -> Prediction:
 
 
 def _by_closed_form(likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"]) -> Prediction:
-    """Only the first predictor moves the mean, and monotonically; the others stay at their means."""
+    """The mean depends on the first predictor only, and monotonically; the others stay at their means."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(32)
     points = np.concatenate([nodes, [-half_width(DEFAULT_LEVEL), half_width(DEFAULT_LEVEL)]])
     moved = jnp.repeat(mean[:, None], len(points), axis=1).at[..., 0].add(jnp.sqrt(variance)[:, None] * points)
     outcomes = likelihood.mean(moved)
-    away = outcomes[:, :-2] - likelihood.mean(mean)[:, None]  # from a near value, so that large outcomes do not cancel
+    # relative to a close value, so that large outcomes do not cancel
+    away = outcomes[:, :-2] - likelihood.mean(mean)[:, None]
     average, square = (power @ (weights / weights.sum()) for power in (away, away**2))
     ends = outcomes[:, -2:]
     return Prediction(

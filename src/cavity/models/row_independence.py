@@ -1,19 +1,20 @@
-"""Whether what a model says of a row depends on other rows at the same client, found by asking it.
+"""A test of whether the log density of a row depends on other rows at the same client.
 
-A federated likelihood is a product over rows. A lag, a running sum, a mean or a rank over rows would make it depend on
-who holds which rows, and padding would count. So a model is asked about the same rows several times: alone; with half
-of them removed; permuted among many other rows before and after them, some of which are copies. No answer for a row may
-change.
+A federated likelihood is a product over rows. With a lag, a running sum, a mean or a rank over rows it would depend on
+how rows are distributed over clients, and padding would count. The model is therefore evaluated on the same rows
+several times: alone; with half of them removed; permuted among many other rows, some of which are copies. The value of
+a row must not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int, PyTree
+
+from cavity.core.types import Leaf
 
 NUM_OTHERS = 33  # beside the example and its double: a dependence may show in large datasets only
 TOLERANCE = 1e-3  # of a log density, absolute and relative; in single precision
@@ -86,7 +87,7 @@ def depends_on_others(
     return None
 
 
-def some_values(mean: Any, scale: Any) -> np.ndarray:
+def some_values(mean: Leaf, scale: Leaf) -> np.ndarray:
     """Parameters at which a dependence shows, as it may not where they are 0: about one unit from the mean."""
     mean, scale = np.asarray(mean), np.asarray(scale)
     return (mean + np.minimum(scale, 1.0) * np.random.default_rng(1).normal(size=mean.shape)).astype(mean.dtype)

@@ -8,15 +8,14 @@ The paper prints Dirichlet topics inside softmax(T W) with Gaussian W, which is 
 and W. The model that is meant has unconstrained topics and mixing weights softmax(W).
 
 theta is alpha and log s, by empirical Bayes. Mixing weights do not change where alpha is added to all of W_d, so alpha
-has no effect on words; it is there because the paper has it. With `amortised=True` an inference network is in theta
+has no effect on words; it is included because the paper has it. With `amortised=True` an inference network is in theta
 too: the mean and the log scale of q(W_d) are those that one hidden layer makes of log(1 + c_d).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import equinox as eqx
 import jax
@@ -62,8 +61,8 @@ class ProdLDA(LatentModel):
         return True
 
     @property
-    def theta(self) -> dict[str, Any]:
-        learned: dict[str, Any] = {
+    def theta(self) -> dict[str, Array | dict[str, Array]]:
+        learned: dict[str, Array | dict[str, Array]] = {
             "alpha": jnp.zeros(()),
             "log_scale_of_topics": jnp.asarray(math.log(self.prior_scale)),
         }
@@ -90,7 +89,7 @@ class ProdLDA(LatentModel):
         return START_SPREAD * noise, jnp.full_like(noise, START_SCALE)
 
     def topics(self, z_global: Float[Array, " g"]) -> Float[Array, "topics words"]:
-        """T: the larger a word's weight, the more of it in documents with much of the topic."""
+        """T: the larger a word's weight, the more often it occurs in documents with much of the topic."""
         return z_global.reshape(self.num_topics, self.num_words)
 
     def log_prior(self, theta: PyTree, z_global: Float[Array, " g"]) -> Float[Array, ""]:
@@ -128,7 +127,7 @@ class ProdLDA(LatentModel):
         }
 
     def prepare(self, value: PyTree) -> Data:
-        counts = np.asarray(value[0] if isinstance(value, tuple) else value)  # a pair has been here before
+        counts = np.asarray(value[0] if isinstance(value, tuple) else value)  # a pair has been prepared already
         if counts.ndim != 2 or counts.shape[1] != self.num_words:
             raise DataError(
                 f"counts have the shape {counts.shape}; give one row per document and a column for each of the "
@@ -147,7 +146,7 @@ class ProdLDA(LatentModel):
         batch = (counts.astype(small), coefficient)
         return Data(batch, np.ones(num_rows), np.asarray(num_rows), units_of(None, num_rows))
 
-    def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
         return None
 
 
@@ -159,16 +158,16 @@ def _log_factorial(counts: np.ndarray) -> np.ndarray:
 def prodlda(
     num_topics: int, num_words: int, *, prior_scale: float = 1.0, amortised: bool = False, hidden: int = 100
 ) -> ProdLDA:
-    """A topic model; a silo's data are its counts [documents, words].
+    """A topic model; a client's data are its counts [documents, words].
 
     Fit it with `SFVI(model, dtype=jnp.float32, batch_size=..., coupled=False, dense=False)`: a batch is some of each
-    silo's documents with their latents.
+    client's documents with their latents.
 
     Args:
         num_topics: how many topics.
         num_words: the size of the vocabulary.
         prior_scale: where the scale of the topics' prior starts.
-        amortised: whether an inference network, learned by all silos, makes q(W_d) of a document's counts.
+        amortised: whether an inference network, learned by all clients, gives q(W_d) from a document's counts.
         hidden: its width.
 
     Example:

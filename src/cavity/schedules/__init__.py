@@ -1,5 +1,6 @@
 """Who works when."""
 
+from cavity.core.lazy_loading import listing
 from cavity.schedules.asynchronous import Asynchronous
 from cavity.schedules.sampled import SampledCount, SampledShare
 from cavity.schedules.sequential import Sequential, SequentialLargestFirst, SequentialShuffled
@@ -14,3 +15,5 @@ __all__ = [
     "SequentialShuffled",
     "Synchronous",
 ]
+
+__dir__ = listing(__all__)

@@ -1,4 +1,4 @@
-"""The client's inner problem."""
+"""Solvers of a client's local problem."""
 
 from __future__ import annotations
 

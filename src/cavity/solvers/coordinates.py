@@ -1,52 +1,55 @@
-"""In which numbers gradient descent sees a distribution."""
+"""The parameters in which gradient descent represents a distribution."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from cavity.distributions import DiagonalGaussian
+from cavity.distributions.gaussian import Gaussian, GaussianDensity
 from cavity.distributions.mean_scale import MeanScale
+
+G = TypeVar("G", bound=Gaussian)
 
 
 class Coordinates(eqx.Module):
     """A map between Gaussians of a family and a pytree that an optimiser may change freely."""
 
     @abc.abstractmethod
-    def of(self, q: Any) -> PyTree:
+    def of(self, q: GaussianDensity) -> PyTree:
         """The coordinates of a member."""
 
     @abc.abstractmethod
-    def member(self, coordinates: PyTree, like: Any) -> Any:
+    def member(self, coordinates: PyTree, like: Gaussian) -> GaussianDensity:
         """The density with these coordinates, in a form in which it is cheap to evaluate."""
 
     @abc.abstractmethod
-    def natural(self, coordinates: PyTree, like: Any) -> Any:
-        """The member of `like`'s family with these coordinates."""
+    def natural(self, coordinates: PyTree, like: G) -> G:
+        """The member of the family of `like` with these coordinates."""
 
 
 class NaturalCoordinates(Coordinates):
     """The natural parameters themselves, in which one step of all clients is one of global VI (PVI, property 3.1).
 
-    A large step may leave the proper members.
+    A large step may give an improper member.
     """
 
-    def of(self, q: Any) -> PyTree:
+    def of(self, q: GaussianDensity) -> PyTree:
         return q
 
-    def member(self, coordinates: PyTree, like: Any) -> Any:
+    def member(self, coordinates: PyTree, like: Gaussian) -> GaussianDensity:
         return coordinates
 
-    def natural(self, coordinates: PyTree, like: Any) -> Any:
+    def natural(self, coordinates: PyTree, like: G) -> G:
         return coordinates
 
 
 class MeanRoot(eqx.Module):
-    """A Gaussian with correlations, or with one scale for all, as an optimiser sees it.
+    """A Gaussian with correlations, or with one scale for all coordinates, as an optimiser represents it.
 
     Attributes:
         mean: mu.
@@ -60,9 +63,12 @@ class MeanRoot(eqx.Module):
 
 
 class MomentCoordinates(Coordinates):
-    """A mean and the logs of scales: every step stays proper, and the mean's gradient is free of the precision."""
+    """A mean and the logs of scales: every step stays proper, and the mean's gradient is independent of the precision.
 
-    def of(self, q: Any) -> MeanScale | MeanRoot:
+    A mean-field Gaussian is a `MeanScale`, all others are a `MeanRoot`.
+    """
+
+    def of(self, q: GaussianDensity) -> PyTree:
         if isinstance(q, MeanScale):
             return q
         if isinstance(q, DiagonalGaussian):
@@ -70,10 +76,15 @@ class MomentCoordinates(Coordinates):
         scale, below = q.root
         return MeanRoot(q.mean, jnp.log(scale), below)
 
-    def member(self, coordinates: MeanScale | MeanRoot, like: Any) -> Any:
-        return coordinates if isinstance(coordinates, MeanScale) else self.natural(coordinates, like)
+    def member(self, coordinates: PyTree, like: Gaussian) -> GaussianDensity:
+        return coordinates if is_mean_field(coordinates) else self.natural(coordinates, like)
 
-    def natural(self, coordinates: MeanScale | MeanRoot, like: Any) -> Any:
-        if isinstance(coordinates, MeanScale):
+    def natural(self, coordinates: PyTree, like: G) -> G:
+        if is_mean_field(coordinates):
             return coordinates.natural
         return like.from_root(coordinates.mean, jnp.exp(coordinates.log_scale), coordinates.below)
+
+
+def is_mean_field(coordinates: PyTree) -> bool:
+    """Whether these are the coordinates of a mean-field Gaussian, which every divergence can evaluate directly."""
+    return isinstance(coordinates, MeanScale)

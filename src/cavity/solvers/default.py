@@ -1,4 +1,4 @@
-"""Which solver a newcomer gets."""
+"""The default solver."""
 
 from cavity.core import Divergence, Loss, Model, Solver
 from cavity.errors import UnsuitableError
@@ -6,7 +6,7 @@ from cavity.errors import UnsuitableError
 
 def default_solver(model: Model, loss: Loss, divergence: Divergence) -> Solver:
     """The closed form where there is one, else the natural gradient, else (for other divergences) L-BFGS."""
-    from cavity.solvers import LBFGS, Conjugate, NaturalGradient  # loaded where they are used
+    from cavity.solvers import LBFGS, Conjugate, NaturalGradient  # loaded when needed
 
     for solver in (Conjugate(), NaturalGradient()):
         try:

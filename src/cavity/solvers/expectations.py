@@ -1,9 +1,9 @@
 """E_q[loss] and its derivatives under a Gaussian q, without Monte Carlo noise.
 
 By Bonnet's and Price's theorems, dE_q[loss]/dmu = E_q[gradient] and dE_q[loss]/dSigma = E_q[hessian] / 2, so the
-expected gradient and Hessian in theta are all that the natural gradient needs (PVI, eqs. 3 and 4). They are read
-from right to left here: the expected Hessian is twice the derivative of the quadrature sum in Sigma. So the fixed
-point is a stationary point of that very sum, however coarse its nodes are, and no second derivative is taken.
+expected gradient and Hessian in theta are all that the natural gradient needs (PVI, eqs. 3 and 4). Here the identities
+are used from right to left: the expected Hessian is twice the derivative of the quadrature sum in Sigma. The fixed
+point is therefore a stationary point of that sum, however coarse its nodes are, and no second derivative is needed.
 All quantities are sums over rows, weighted by `data.weight`.
 """
 
@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import abc
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from cavity.core import CorrectedPrior, LinearModel, Loss, Model, Problem
-from cavity.distributions.gaussian import Gaussian, row_roots
+from cavity.core import CorrectedPrior, Loss, Model, Problem
+from cavity.core.types import Leaf
+from cavity.distributions.gaussian import Gaussian, GaussianDensity, row_roots
 from cavity.distributions.quadrature import fine_nodes, normal_nodes
 from cavity.errors import UnsuitableError
+from cavity.solvers.requirements import linear_model, require_family, require_linear
 
 Derivatives = tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "..."]]
 
@@ -34,11 +35,11 @@ class Expectation(eqx.Module):
         """Raise UnsuitableError where the rule does not apply."""
 
     @abc.abstractmethod
-    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
+    def value(self, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
         """E_q[loss], summed over rows; differentiable in q."""
 
     @abc.abstractmethod
-    def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
+    def derivatives(self, problem: Problem[Gaussian], q: Gaussian, *, full_hessian: bool) -> Derivatives:
         """E_q[loss], E_q[gradient] and E_q[hessian] in theta (its diagonal only, unless `full_hessian`)."""
 
 
@@ -46,38 +47,34 @@ class PredictorQuadrature(Expectation):
     """For models with few linear predictors per row: an integral over f, not over theta; exact where it is known.
 
     Attributes:
-        fine: five times as many nodes where there is one predictor, for a value that is reported and not maximised.
+        fine: use five times as many nodes where there is one predictor, for a value that is reported, not maximised.
     """
 
     fine: bool = eqx.field(static=True, default=False)
 
     def check(self, model: Model, loss: Loss) -> None:
-        if not isinstance(model, LinearModel):
-            raise UnsuitableError(
-                f"quadrature over the predictor needs a model with a linear predictor; {type(model).__name__} "
-                "has none. Use ThetaNodes, or leave the choice to the solver"
-            )
+        require_linear(model)
 
-    def _value(self, problem: Problem, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Any):
-        assert isinstance(problem.model, LinearModel)
-        known = problem.loss.expected(problem.model.likelihood, mean, covariance, y)
+    def _value(
+        self, problem: Problem, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Leaf
+    ) -> Float[Array, ""]:
+        likelihood = require_linear(problem.model).likelihood
+        known = problem.loss.expected(likelihood, mean, covariance, y)
         if known is not None:
             return jnp.asarray(problem.data.weight) @ known
         nodes, weights = fine_nodes() if self.fine and mean.shape[-1] == 1 else normal_nodes(mean.shape[-1])
         spread = row_roots(covariance)
         f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))
-        losses = problem.loss.of_predictor(problem.model.likelihood, f, y[:, None])
+        losses = problem.loss.of_predictor(likelihood, f, y[:, None])
         return jnp.asarray(problem.data.weight) @ (losses @ jnp.asarray(weights, mean.dtype))
 
-    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
-        assert isinstance(problem.model, LinearModel)
-        designs, y = problem.model.designs(problem.data.batch)
+    def value(self, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
+        designs, y = require_linear(problem.model).designs(problem.data.batch)
         mean, covariance = q.map_moments(designs)
         return self._value(problem, mean, covariance, y)
 
-    def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
-        assert isinstance(problem.model, LinearModel)
-        designs, y = problem.model.designs(problem.data.batch)
+    def derivatives(self, problem: Problem[Gaussian], q: Gaussian, *, full_hessian: bool) -> Derivatives:
+        designs, y = require_linear(problem.model).designs(problem.data.batch)
         value, (slope, bend) = jax.value_and_grad(lambda moments: self._value(problem, moments[0], moments[1], y))(
             q.map_moments(designs)
         )
@@ -99,8 +96,7 @@ class ThetaNodes(Expectation):
     """For any differentiable log likelihood of few parameters: fixed nodes in theta, theta_s = mu + L z_s."""
 
     def check(self, model: Model, loss: Loss) -> None:
-        if not isinstance(model.prior, Gaussian):
-            raise UnsuitableError(f"nodes in theta need a Gaussian family, not {type(model.prior).__name__}")
+        require_family(model, "an expectation over nodes in theta", Gaussian)
 
     def _value(self, problem: Problem, mean: Float[Array, " d"], covariance: Float[Array, "d d"]) -> Float[Array, ""]:
         nodes, weights = normal_nodes(len(mean))
@@ -109,10 +105,10 @@ class ThetaNodes(Expectation):
         totals = jax.vmap(lambda theta: problem.loss.total(problem.model, theta, problem.data))(theta)
         return jnp.asarray(weights, mean.dtype) @ totals
 
-    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
+    def value(self, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
         return self._value(problem, q.mean, q.covariance)
 
-    def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
+    def derivatives(self, problem: Problem[Gaussian], q: Gaussian, *, full_hessian: bool) -> Derivatives:
         value, (gradient, bend) = jax.value_and_grad(lambda moments: self._value(problem, *moments))(
             (q.mean, q.covariance)
         )
@@ -121,7 +117,7 @@ class ThetaNodes(Expectation):
 
 
 class RowsOrPrior(Expectation):
-    """For a linear model with a corrected prior: over the predictor for rows, in closed form for the server's row.
+    """For a linear model with a corrected prior: quadrature over the predictor for rows, a closed form for the server.
 
     Attributes:
         fine: as in `PredictorQuadrature`.
@@ -130,16 +126,16 @@ class RowsOrPrior(Expectation):
     fine: bool = eqx.field(static=True, default=False)
 
     def check(self, model: Model, loss: Loss) -> None:
-        if not isinstance(model, CorrectedPrior):
+        if corrected_prior(model) is None:
             raise UnsuitableError(f"{type(model).__name__} has no correction of its prior; use PredictorQuadrature")
 
-    def _parts(self, problem: Problem) -> tuple[CorrectedPrior, Problem, Any]:
-        assert isinstance(problem.model, CorrectedPrior)
-        batch, is_server = problem.model.seen(problem.data.batch)
-        rows = replace(problem, model=problem.model.rows, data=replace(problem.data, batch=batch))
-        return problem.model, rows, is_server
+    def _parts(self, problem: Problem[Gaussian]) -> tuple[CorrectedPrior, Problem[Gaussian], Bool[Array, ""]]:
+        model = corrected_prior(problem.model)
+        assert model is not None  # `check` has been called
+        batch, is_server = model.seen(problem.data.batch)
+        return model, replace(problem, model=model.rows, data=replace(problem.data, batch=batch)), is_server
 
-    def value(self, problem: Problem, q: Any) -> Float[Array, ""]:
+    def value(self, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
         model, rows, is_server = self._parts(problem)
         weight = jnp.sum(jnp.asarray(problem.data.weight))
         return jax.lax.cond(
@@ -149,7 +145,7 @@ class RowsOrPrior(Expectation):
             q,
         )
 
-    def derivatives(self, problem: Problem, q: Gaussian, *, full_hessian: bool) -> Derivatives:
+    def derivatives(self, problem: Problem[Gaussian], q: Gaussian, *, full_hessian: bool) -> Derivatives:
         model, rows, is_server = self._parts(problem)
         weight = jnp.sum(jnp.asarray(problem.data.weight))
 
@@ -166,7 +162,12 @@ class RowsOrPrior(Expectation):
 
 
 def default_expectation(model: Model) -> Expectation:
-    """Over the predictor where the model promises one, else over theta."""
-    if isinstance(model, CorrectedPrior):
+    """Over the predictor where the model has a linear one, else over theta."""
+    if corrected_prior(model) is not None:
         return RowsOrPrior()
-    return PredictorQuadrature() if isinstance(model, LinearModel) else ThetaNodes()
+    return ThetaNodes() if linear_model(model) is None else PredictorQuadrature()
+
+
+def corrected_prior(model: Model) -> CorrectedPrior | None:
+    """The model where its prior is a Gaussian times a correction; None for all others."""
+    return model if isinstance(model, CorrectedPrior) else None

@@ -2,49 +2,57 @@
 
     H = sum over rows n of weight_n E[(d log p(y | theta, x_n) / dtheta)^2],   y ~ p(y | theta, x_n)
 
-The outcomes are drawn from the model, not the data's (Kunstner et al., 2019). The paper writes an expectation over
-rows; in the precision of a posterior it is their sum.
+The outcomes are drawn from the model rather than taken from the data (Kunstner et al., 2019). The paper writes an
+expectation over rows; the precision of a posterior needs their sum.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Loss, Model, OutcomeDraws, PredictorModel, Problem
 from cavity.errors import UnsuitableError
 
-NUMBERS_AT_ONCE = 1 << 22  # gradients of single rows that are held together, in numbers
+NUMBERS_AT_ONCE = 1 << 22  # size of the gradients of single rows that are held in memory at once, in numbers
+
+Row = tuple[PyTree, Array, Array]  # a row's batch, weight and number
 
 
 def check_fisher(model: Model, loss: Loss) -> None:
-    """Raise UnsuitableError where outcomes cannot be drawn, or the loss is no likelihood."""
-    if not isinstance(model, PredictorModel) or not isinstance(model.likelihood, OutcomeDraws):
-        raise UnsuitableError(
-            f"the Fisher information needs a model whose likelihood can draw outcomes (`OutcomeDraws`); "
-            f"{type(model).__name__} has none. Use ScaledIdentity or SampleMoments"
-        )
+    """Raise UnsuitableError where outcomes cannot be drawn, or the loss is not a power of the likelihood."""
+    _drawable(model)
     if loss.likelihood_power is None:
         raise UnsuitableError(
             f"the Fisher information is that of a likelihood, not of {type(loss).__name__}; use SampleMoments"
         )
 
 
-def diagonal_fisher(key: PRNGKeyArray, problem: Problem, theta: Float[Array, " d"]) -> Float[Array, " d"]:
-    """One draw of an outcome per row. Row n has its own key, so that padding does not matter."""
-    model, data = problem.model, problem.data
-    assert isinstance(model, PredictorModel)
-    assert isinstance(model.likelihood, OutcomeDraws)
-    likelihood = model.likelihood
+def _drawable(model: Model) -> tuple[PredictorModel, OutcomeDraws]:
+    """The model and its likelihood, from which outcomes can be drawn."""
+    if isinstance(model, PredictorModel) and isinstance(model.likelihood, OutcomeDraws):
+        return model, model.likelihood
+    raise UnsuitableError(
+        f"the Fisher information needs a model whose likelihood can draw outcomes (`OutcomeDraws`); "
+        f"{type(model).__name__} has none. Use ScaledIdentity or SampleMoments"
+    )
 
-    def squared_slope(row: tuple[Any, Array, Array]) -> Float[Array, " d"]:
+
+def diagonal_fisher(key: PRNGKeyArray, problem: Problem, theta: Float[Array, " d"]) -> Float[Array, " d"]:
+    """The Fisher information at theta, with one draw of an outcome per row.
+
+    Row n has its own key, so that padding does not change the result.
+    """
+    (model, likelihood), data = _drawable(problem.model), problem.data
+
+    def squared_slope(row: Row) -> Float[Array, " d"]:
         batch, weight, number = row
         alone = jax.tree.map(lambda leaf: leaf[None], batch)
 
-        def log_prob(theta: Array, y: Any) -> Array:
+        def log_prob(theta: Array, y: Array) -> Array:
             return likelihood.log_prob(model.predictor(theta, alone)[0], y)[0]
 
         f, _ = model.predictor(theta, alone)
@@ -52,10 +60,12 @@ def diagonal_fisher(key: PRNGKeyArray, problem: Problem, theta: Float[Array, " d
         return weight.astype(theta.dtype) * jax.grad(log_prob)(theta, jax.lax.stop_gradient(y)) ** 2
 
     total = _sum_over_rows(squared_slope, data, theta)
-    return total * jnp.asarray(problem.loss.likelihood_power, theta.dtype)
+    return total * problem.likelihood_power(theta.dtype)
 
 
-def _sum_over_rows(function: Any, data: Data, theta: Float[Array, " d"]) -> Float[Array, " d"]:
+def _sum_over_rows(
+    function: Callable[[Row], Float[Array, " d"]], data: Data, theta: Float[Array, " d"]
+) -> Float[Array, " d"]:
     """The sum of `function` of each row, some rows at a time."""
     num_rows = data.weight.shape[0]
     at_once = max(1, min(num_rows, NUMBERS_AT_ONCE // theta.shape[0]))

@@ -7,26 +7,26 @@ The damped iteration (eq. 4) moves q towards
     q      = q ** (1 - rho) * target ** rho
 
 With one step, a synchronous schedule is global VI (property 3.3). In a family smaller than the full Gaussian, the
-site's own mean ignores correlations and the iteration creeps or oscillates; there the mean takes a Newton step with the
-full expected Hessian, which has the same fixed points.
+site's own mean ignores correlations, and the iteration is slow or oscillates. There the mean takes a Newton step with
+the full expected Hessian, which has the same fixed points.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, PRNGKeyArray
 
-from cavity.core import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import as_count, as_number
-from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
-from cavity.errors import UnsuitableError
 from cavity.solvers.expectations import Expectation, default_expectation
+from cavity.solvers.requirements import require_family, require_multiple_of_kl
 
-NEWTON_LIMIT = 1000  # coefficients for which the d x d Hessian of a small family is formed
+NEWTON_LIMIT = 1000  # coefficients up to which the d x d Hessian is computed for a small family
+G = TypeVar("G", bound=Gaussian)
 
 
 class Derivatives(eqx.Module):
@@ -37,21 +37,22 @@ class Derivatives(eqx.Module):
     hessian: Float[Array, ...]
 
 
-def derivatives(problem: Problem, q: Gaussian, expectation: Expectation | None, *, newton: bool) -> Derivatives:
-    """All that the undamped update at q needs; with `newton` the full Hessian, where the dimension allows."""
+def derivatives(
+    problem: Problem[Gaussian], q: Gaussian, expectation: Expectation | None, *, newton: bool
+) -> Derivatives:
+    """All that the undamped update at q needs; with `newton` the full Hessian, where the dimension allows it."""
     expectation = expectation or default_expectation(problem.model)
-    full_hessian = isinstance(q, FullGaussian) or (newton and q.dimension <= NEWTON_LIMIT)
+    full_hessian = q.has_correlations or (newton and q.dimension <= NEWTON_LIMIT)
     return Derivatives(*expectation.derivatives(problem, q, full_hessian=full_hessian))
 
 
-def undamped(problem: Problem, q: Any, at: Derivatives) -> Any:
+def undamped(problem: Problem[G], q: G, at: Derivatives) -> G:
     """The target: eq. (3) at q, with the mean by Newton's method where the family is too small."""
-    assert isinstance(problem.divergence, MultipleOfKL)
-    cavity, weight = problem.cavity, jnp.asarray(problem.divergence.weight, at.gradient.dtype)
+    cavity, weight = problem.cavity, problem.kl_weight(at.gradient.dtype)
     # E[loss] + weight * KL has the minimisers of E[loss] / weight + KL
     gradient, hessian = at.gradient / weight, at.hessian / weight
     target = cavity * q.site(gradient, hessian)
-    if isinstance(q, FullGaussian) or hessian.ndim == 1:
+    if q.has_correlations or hessian.ndim == 1:
         return target
     mean = q.mean
     slope = gradient + cavity.precision * mean - cavity.precision_mean
@@ -59,27 +60,22 @@ def undamped(problem: Problem, q: Any, at: Derivatives) -> Any:
     return target.with_mean(mean - jnp.linalg.solve(curvature, slope))
 
 
-def default_tolerance(dtype: Any) -> float:
-    """In nats, what both precisions reach."""
+def default_tolerance(dtype: DTypeLike) -> float:
+    """A tolerance in nats that this precision can reach."""
     return 1e-10 if dtype == jnp.float64 else 1e-7
 
 
 def check_suitable(model: Model, loss: Loss, divergence: Divergence, expectation: Expectation | None) -> None:
-    """Raise UnsuitableError unless the family is Gaussian, the divergence KL-like, and the expectations can be had."""
-    if not isinstance(model.prior, Gaussian):
-        raise UnsuitableError(f"this solver needs a Gaussian family; the prior is {type(model.prior).__name__}")
-    if not isinstance(divergence, MultipleOfKL):
-        raise UnsuitableError(
-            f"this solver needs the divergence KL or a multiple of it, not {type(divergence).__name__}; use LBFGS or "
-            "Gradient"
-        )
+    """Raise UnsuitableError unless the family is Gaussian, the divergence a multiple of KL and expectations exist."""
+    require_family(model, "this solver", Gaussian)
+    require_multiple_of_kl(divergence, "this solver")
     (expectation or default_expectation(model)).check(model, loss)
 
 
 class FixedPointState(eqx.Module):
     """The current member, E[loss] under the start, KL of the last undamped step in nats, and the steps taken."""
 
-    q: Any
+    q: Gaussian
     initial_loss: Float[Array, ""]
     gap: Float[Array, ""]
     steps: Int[Array, ""]
@@ -90,11 +86,11 @@ class FixedPoint(Solver):
 
     Attributes:
         step_size: rho.
-        max_steps: stop after so many steps.
+        max_steps: the maximum number of steps.
         tolerance: or when KL(next : current) of an undamped step falls below it, in nats; None is 1e-10, or 1e-7 in
             single precision.
         newton: take the mean's step with the full Hessian in families smaller than the full Gaussian.
-        expectation: how expectations are computed; None chooses by the model.
+        expectation: how expectations are computed; None chooses one for the model.
     """
 
     step_size: Float[Array, ""] = eqx.field(converter=as_number, default=1.0)
@@ -106,11 +102,11 @@ class FixedPoint(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         check_suitable(model, loss, divergence, self.expectation)
 
-    def init(self, problem: Problem) -> FixedPointState:
+    def init(self, problem: Problem[Gaussian]) -> FixedPointState:
         unknown = jnp.full((), jnp.nan, problem.start.precision.dtype)
         return FixedPointState(problem.start, unknown, jnp.full_like(unknown, jnp.inf), jnp.asarray(0))
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: FixedPointState) -> FixedPointState:
+    def step(self, key: PRNGKeyArray, problem: Problem[Gaussian], state: FixedPointState) -> FixedPointState:
         q, rho = state.q, self.step_size.astype(state.gap.dtype)
         at = derivatives(problem, q, self.expectation, newton=self.newton)
         moved = q ** (1.0 - rho) * undamped(problem, q, at) ** rho
@@ -129,5 +125,5 @@ class FixedPoint(Solver):
     def done(self, state: FixedPointState) -> Bool[Array, ""]:
         return self._small(state) | (state.steps >= self.max_steps)
 
-    def result(self, problem: Problem, state: FixedPointState) -> Solution:
+    def result(self, problem: Problem[Gaussian], state: FixedPointState) -> Solution:
         return Solution(state.q, state.initial_loss, state.steps, self._small(state))

@@ -3,8 +3,8 @@
     mode       = argmin over theta of loss(theta) - log cavity(theta)
     precision  = hessian of the loss at the mode + precision of the cavity
 
-At a fixed point of all clients this is the Laplace approximation of the pooled posterior. A step is taken in units of
-the curvature, so that it does not matter how parameters are scaled; where it would not go downhill, it is shortened.
+At a fixed point of all clients this is the Laplace approximation of the pooled posterior. Steps are measured in units
+of the curvature, so that the scale of the parameters does not matter; a step that does not go downhill is shortened.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cavity.core import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import as_count, as_number
 from cavity.distributions import FullGaussian
-from cavity.errors import UnsuitableError
 from cavity.solvers.fixed_point import default_tolerance
+from cavity.solvers.requirements import require_family, require_multiple_of_kl
 
 FIRST_DAMPING = 1e-4  # as a share of the curvature
 MAX_DAMPING = 1e12
-FLATTEST = 1e-12  # of the largest curvature, below which a direction counts as flat
+FLATTEST = 1e-12  # share of the largest curvature below which a direction counts as flat
 
 
 class LaplaceState(eqx.Module):
-    """Where the descent stands.
+    """The state of the descent.
 
     Attributes:
         mean: the best theta so far.
@@ -34,8 +34,8 @@ class LaplaceState(eqx.Module):
         slope: its gradient.
         hessian: of the loss.
         initial_loss: the loss at the start.
-        damping: what the next trial adds to the curvature, as a share of it.
-        gap: by how many nats an undamped step would go down.
+        damping: added to the curvature in the next trial, as a share of it.
+        gap: the decrease in nats that an undamped step would give.
         steps: trials so far.
     """
 
@@ -54,28 +54,24 @@ class Laplace(Solver):
 
     Attributes:
         tolerance: stop when a step would gain less than this, in nats; None is 1e-10, or 1e-7 in single precision.
-        max_steps: stop after so many trials.
+        max_steps: the maximum number of trials.
     """
 
     tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
     max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=100)
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
-        if not isinstance(model.prior, FullGaussian):
-            raise UnsuitableError(f"Laplace's method needs a full Gaussian; the prior is {type(model.prior).__name__}")
-        if not isinstance(divergence, MultipleOfKL):
-            raise UnsuitableError(
-                f"Laplace's method needs the divergence KL or a multiple of it, not {type(divergence).__name__}"
-            )
+        require_family(model, "Laplace's method", FullGaussian)
+        require_multiple_of_kl(divergence, "Laplace's method")
 
-    def init(self, problem: Problem) -> LaplaceState:
-        mean = problem.start.mean  # where the first trial looks, with a slope of nothing
+    def init(self, problem: Problem[FullGaussian]) -> LaplaceState:
+        mean = problem.start.mean  # evaluated by the first trial, whose slope is zero
         infinite = jnp.full((), jnp.inf, mean.dtype)
         slope, hessian = jnp.zeros_like(mean), jnp.zeros((len(mean), len(mean)), mean.dtype)
         first = jnp.asarray(FIRST_DAMPING, mean.dtype)
         return LaplaceState(mean, infinite, slope, hessian, infinite, first, infinite, jnp.asarray(0))
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: LaplaceState) -> LaplaceState:
+    def step(self, key: PRNGKeyArray, problem: Problem[FullGaussian], state: LaplaceState) -> LaplaceState:
         move, gap = _newton(state.slope, state.hessian + problem.cavity.precision, state.damping)
         loss, value, slope, hessian = _look(problem, state.mean + move)
         is_first = state.steps == 0
@@ -96,17 +92,16 @@ class Laplace(Solver):
     def done(self, state: LaplaceState) -> Bool[Array, ""]:
         return self._small(state) | (state.steps >= self.max_steps) | (state.damping >= MAX_DAMPING)
 
-    def result(self, problem: Problem, state: LaplaceState) -> Solution:
+    def result(self, problem: Problem[FullGaussian], state: LaplaceState) -> Solution:
         precision = state.hessian + problem.cavity.precision
         precision = _upward(0.5 * (precision + precision.T), jnp.zeros_like(state.damping))
         tilted = FullGaussian(precision @ state.mean, precision)
         return Solution(tilted, state.initial_loss, state.steps, self._small(state))
 
 
-def _look(problem: Problem, theta: Float[Array, " d"]) -> tuple[Array, Array, Array, Array]:
+def _look(problem: Problem[FullGaussian], theta: Float[Array, " d"]) -> tuple[Array, Array, Array, Array]:
     """The loss at theta, the objective, its gradient, and the Hessian of the loss."""
-    assert isinstance(problem.divergence, MultipleOfKL)
-    weight = jnp.asarray(problem.divergence.weight, theta.dtype)
+    weight = problem.kl_weight(theta.dtype)
     cavity = problem.cavity
 
     def total(theta: Array) -> Array:
@@ -119,20 +114,22 @@ def _look(problem: Problem, theta: Float[Array, " d"]) -> tuple[Array, Array, Ar
     hessian, (loss, slope) = jax.jacfwd(slope_and_value, has_aux=True)(theta)
     pull = cavity.precision @ theta - cavity.precision_mean
     objective = loss + 0.5 * theta @ (pull - cavity.precision_mean)
-    objective = jnp.asarray(jnp.where(jnp.isnan(objective), jnp.inf, objective))  # an overflow loses every comparison
+    objective = jnp.asarray(
+        jnp.where(jnp.isnan(objective), jnp.inf, objective)
+    )  # so that an overflow loses every comparison
     return loss * weight, objective, slope + pull, hessian
 
 
 def _newton(
     slope: Float[Array, " d"], curvature: Float[Array, "d d"], damping: Float[Array, ""]
 ) -> tuple[Array, Array]:
-    """The damped step, and what an undamped one would gain."""
+    """The damped step, and the decrease that an undamped one would give."""
     gap = 0.5 * slope @ jnp.linalg.solve(_upward(curvature, jnp.zeros_like(damping)), slope)
     return -jnp.linalg.solve(_upward(curvature, damping), slope), gap
 
 
 def _upward(curvature: Float[Array, "d d"], damping: Float[Array, ""]) -> Float[Array, "d d"]:
-    """The curvature with eigenvalues in absolute terms, and a share of its diagonal more; in units of its diagonal."""
+    """The curvature with absolute eigenvalues plus a share of its diagonal, computed in units of its diagonal."""
     unit = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(curvature)), jnp.finfo(curvature.dtype).tiny))
     values, vectors = jnp.linalg.eigh(curvature / unit / unit[:, None])
     size = jnp.abs(values)

@@ -3,12 +3,10 @@
     target = cavity * site(E_q[gradient], E_q[hessian])
     q      = q ** (1 - rho) * target ** rho
 
-Here rho is 1 as long as the local free energy rises, and is halved when it does not.
+Here rho is 1 as long as the local free energy increases, and is halved when it does not.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,20 +20,20 @@ from cavity.solvers.expectations import Expectation
 from cavity.solvers.fixed_point import Derivatives, check_suitable, default_tolerance, derivatives, undamped
 
 SMALLEST_STEP = 2.0**-30
-NEAR = 1e-2  # nats of an undamped step
-MAX_EXCESS = 10.0  # nats per coefficient by which spread may raise the loss of a start; at an optimum it is below 1/2
+NEAR = 1e-2  # KL of an undamped step, in nats
+MAX_EXCESS = 10.0  # nats per coefficient that the variance of a start may add to its loss; below 1/2 at an optimum
 
 
 class Evaluation(eqx.Module):
-    """A member q with all that is known there: the objective, and the derivatives of E_q[loss]."""
+    """A member q with the objective and the derivatives of E_q[loss] at it."""
 
-    q: Any
+    q: Gaussian
     objective: Float[Array, ""]
     at: Derivatives
 
 
 class NaturalGradientState(eqx.Module):
-    """Where the iteration stands.
+    """The state of the iteration.
 
     Attributes:
         current: the best q so far.
@@ -58,9 +56,9 @@ class NaturalGradient(Solver):
     Attributes:
         tolerance: stop when KL(next : current) of an undamped step falls below it, in nats; None is 1e-10, or
             1e-7 in single precision.
-        max_steps: stop after so many trials.
+        max_steps: the maximum number of trials.
         newton: take the mean's step with the full Hessian in families smaller than the full Gaussian.
-        expectation: how expectations are computed; None chooses by the model.
+        expectation: how expectations are computed; None chooses one for the model.
     """
 
     tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
@@ -71,13 +69,13 @@ class NaturalGradient(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         check_suitable(model, loss, divergence, self.expectation)
 
-    def _evaluate(self, problem: Problem, q: Gaussian) -> Evaluation:
+    def _evaluate(self, problem: Problem[Gaussian], q: Gaussian) -> Evaluation:
         at = derivatives(problem, q, self.expectation, newton=self.newton)
         objective = at.expected_loss + problem.divergence.objective(q, problem.cavity)
-        # NaN (an improper q, an overflow) must lose every comparison
+        # so that NaN (an improper q, an overflow) loses every comparison
         return Evaluation(q, jnp.where(jnp.isnan(objective), jnp.inf, objective), at)
 
-    def init(self, problem: Problem) -> NaturalGradientState:
+    def init(self, problem: Problem[Gaussian]) -> NaturalGradientState:
         first = self._evaluate(problem, problem.start)
         at_mean = problem.loss.total(problem.model, problem.start.mean, problem.data)
         limit = MAX_EXCESS * problem.start.dimension
@@ -86,7 +84,7 @@ class NaturalGradient(Solver):
             excess = evaluation.at.expected_loss - at_mean
             return ~(excess <= limit) & (jnp.max(jnp.abs(evaluation.q.precision)) < 1e12)
 
-        # a wide start may be worth nothing (E[exp f] of counts): the same mean with less spread is a better one
+        # a wide start may have a huge loss (E[exp f] of counts): the same mean with less variance is a better start
         current = jax.lax.while_loop(too_wide, lambda wide: self._evaluate(problem, wide.q**10.0), first)
         dtype = current.objective.dtype
         return NaturalGradientState(
@@ -97,11 +95,11 @@ class NaturalGradient(Solver):
             steps=jnp.asarray(0),
         )
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: NaturalGradientState) -> NaturalGradientState:
+    def step(self, key: PRNGKeyArray, problem: Problem[Gaussian], state: NaturalGradientState) -> NaturalGradientState:
         current, rho = state.current, state.step_size
         target = undamped(problem, current.q, current.at)
         trial = self._evaluate(problem, current.q ** (1.0 - rho) * target**rho)
-        # a sum over rows carries rounding noise, which near the optimum exceeds any true decrease
+        # the rounding error of a sum over rows exceeds any true decrease near the optimum
         slack = jnp.finfo(current.objective.dtype).eps ** 0.8 * (1.0 + jnp.abs(current.objective))
         better = trial.objective <= current.objective + slack
         return NaturalGradientState(
@@ -121,13 +119,13 @@ class NaturalGradient(Solver):
         stuck = state.step_size < SMALLEST_STEP
         return self._small(state) | (state.steps >= self.max_steps) | stuck
 
-    def result(self, problem: Problem, state: NaturalGradientState) -> Solution:
+    def result(self, problem: Problem[Gaussian], state: NaturalGradientState) -> Solution:
         return Solution(state.current.q, state.initial_loss, state.steps, self._small(state))
 
 
-def near_optimum(problem: Problem) -> NaturalGradientState:
-    """The state within about `NEAR` nats of the optimum: where methods start that go astray from afar."""
-    solver, key = NaturalGradient(tolerance=NEAR), jax.random.key(0)  # of a method without randomness
+def near_optimum(problem: Problem[Gaussian]) -> NaturalGradientState:
+    """A state within about `NEAR` nats of the optimum, for methods that diverge from a distant start."""
+    solver, key = NaturalGradient(tolerance=NEAR), jax.random.key(0)  # the method uses no randomness
     return jax.lax.while_loop(
         lambda state: ~solver.done(state), lambda state: solver.step(key, problem, state), solver.init(problem)
     )

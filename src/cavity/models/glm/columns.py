@@ -1,20 +1,20 @@
-"""A silo's data as named columns of numbers, and its units."""
+"""A client's data as named numeric columns, and its units."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import PyTree
 
 from cavity.core import Data
 from cavity.errors import CavityError, DataError
 
 
 def example_columns(
-    example: Any, function: Callable[..., Any], unit: str | None, num_units: str | None
+    example: PyTree, function: Callable[..., object], unit: str | None, num_units: str | None
 ) -> dict[str, np.ndarray]:
     """The columns of an example, units numbered; or a CavityError, if the model cannot be called with them."""
     given, parameters = as_mapping(example), inspect.signature(function).parameters
@@ -43,23 +43,25 @@ def example_columns(
             array = np.unique(array, return_inverse=True)[1]
         if array.dtype.kind not in "biuf":
             raise CavityError(f"the column {name!r} of the example holds no numbers")
-        single = array.dtype == np.float32  # large columns of a network stay as small as they are
+        single = array.dtype == np.float32  # large columns of a network stay in single precision
         columns[name] = array.astype({"b": bool, "f": np.float32 if single else float}.get(array.dtype.kind, np.int32))
     lengths = {name: np.shape(column)[:1] for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or set(lengths.values()) & {(), (0,)}:
-        raise CavityError(f"the columns of the example need as many rows, at least one; they have {lengths}")
+        raise CavityError(f"the columns of the example need the same number of rows, at least one; they have {lengths}")
     return columns
 
 
-def table(value: Any, example: Mapping[str, np.ndarray], unit: str | None, missing: Sequence[str]) -> dict[str, Any]:
-    """A silo's columns as numeric arrays with the names and shapes of the example, or a DataError."""
+def table(
+    value: PyTree, example: Mapping[str, np.ndarray], unit: str | None, missing: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """A client's columns as numeric arrays with the names and shapes of the example, or a DataError."""
     given = as_mapping(value)
     wanted = [*example, *([] if unit is None or unit in example else [unit])]
     if lacking := [name for name in wanted if name not in given]:
-        raise DataError(f"there is no column '{lacking[0]}'; the data have {', '.join(map(str, given))}")
+        raise DataError(f"column '{lacking[0]}' not found; the data have {', '.join(map(str, given))}")
     if surplus := [str(name) for name in given if name not in wanted]:
-        raise DataError(f"the model knows no column '{surplus[0]}'; it has {', '.join(wanted)}")
-    columns: dict[str, Any] = {}
+        raise DataError(f"the model has no column '{surplus[0]}'; its columns are {', '.join(wanted)}")
+    columns: dict[str, np.ndarray] = {}
     for name, like in example.items():
         if name == unit:
             columns[name] = np.zeros(len(labels_of(value, name)), np.int32)  # numbered by the caller
@@ -73,7 +75,7 @@ def table(value: Any, example: Mapping[str, np.ndarray], unit: str | None, missi
     return columns
 
 
-def _column(name: str, values: Any, like: np.ndarray, *, may_be_missing: bool) -> np.ndarray:
+def _column(name: str, values: PyTree, like: np.ndarray, *, may_be_missing: bool) -> np.ndarray:
     try:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -100,7 +102,7 @@ def _column(name: str, values: Any, like: np.ndarray, *, may_be_missing: bool) -
     return array.astype(like.dtype)
 
 
-def as_mapping(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: PyTree) -> Mapping[str, PyTree]:
     """Columns by name, from a dict or a table."""
     if isinstance(value, Mapping):
         return value
@@ -109,11 +111,11 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     raise DataError(f"data must be a dict of columns or a table, not a {type(value).__name__}")
 
 
-def labels_of(value: Any, unit: str) -> list[Any]:
+def labels_of(value: PyTree, unit: str) -> list[Hashable]:
     """The unit of each row, as the data name it."""
     given = as_mapping(value)
     if unit not in given:
-        raise DataError(f"there is no column '{unit}'; the data have {', '.join(map(str, given))}")
+        raise DataError(f"column '{unit}' not found; the data have {', '.join(map(str, given))}")
     labels = np.asarray(given[unit])
     if labels.ndim != 1:
         raise DataError(f"the column '{unit}' of units must hold one label per row; it has the shape {labels.shape}")
@@ -122,8 +124,8 @@ def labels_of(value: Any, unit: str) -> list[Any]:
     return labels.tolist()
 
 
-def units_of(labels: Sequence[Any] | None, count: int) -> Data:
-    """The units of a silo; a label is known by 64 bits of its hash, for the randomness that belongs to it."""
+def units_of(labels: Sequence[Hashable] | None, count: int) -> Data:
+    """The units of a client. A unit's random numbers depend on 64 bits of the hash of its label."""
     numbers = None
     if labels is not None:
         digests = [hashlib.blake2b(repr(label).encode(), digest_size=8).digest() for label in labels]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,13 +23,13 @@ from cavity.core import (
     LinearModel,
     PredictiveModel,
     PredictorDraws,
-    PseudoRows,
     ReportedModel,
 )
-from cavity.core.checks import numeric_matrix, numeric_vector
-from cavity.core.fields import require
+from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
+from cavity.core.fields import Number, require
+from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
-from cavity.distributions.gaussian import Gaussian, row_roots, split
+from cavity.distributions.gaussian import Gaussian, GaussianDensity, row_roots, split
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import (
     BernoulliLogit,
@@ -42,20 +41,21 @@ from cavity.likelihoods import (
 )
 from cavity.models.prediction import Prediction, predict_from_designs
 
-FULL_COVARIANCE_LIMIT = 1000  # coefficients; beyond it d^2 numbers per client cost more than they tell
+FULL_COVARIANCE_LIMIT = 1000  # coefficients; above it, d^2 numbers per client cost more than they are worth
+Scales = Number | Sequence[float]  # one prior scale for all coefficients, or one each
 
 
-class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, PredictiveModel, ReportedModel):
+class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
     """y ~ likelihood(f_1, ..., f_K) with f_k = intercept_k + x . beta_k, and a Gaussian prior on all coefficients.
 
     Attributes:
         prior: over theta = (intercept_1, beta_1, intercept_2, beta_2, ...); its family is the posterior's.
         likelihood: of one outcome given its K predictors.
         features: the names of the columns of x.
-        intercept: whether a column of ones is put in front of x.
+        intercept: whether a column of ones is added in front of x.
         outputs: one name per predictor, for the names of coefficients.
-        constant: which predictors see the intercept only (the log of a common noise).
-        unseen: names of parameters after these that no row sees, such as the scales of a prior.
+        constant: which predictors have an intercept only (the log of a common noise).
+        unseen: names of further parameters on which no row depends, such as the scales of a prior.
         encoding: how a table becomes x and y; None takes them as they are given.
         log_outcome_scale: log s where y is the outcome divided by s.
     """
@@ -68,7 +68,7 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
     constant: tuple[bool, ...] = eqx.field(static=True, default=(False,))
     unseen: tuple[str, ...] = eqx.field(static=True, default=())
     encoding: Encoding | None = None
-    log_outcome_scale: Any = 0.0
+    log_outcome_scale: float = 0.0
 
     def __check_init__(self) -> None:
         expected = len(self.parameter_names)
@@ -88,7 +88,7 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
             names += [output] if constant else [f"{output}: {name}" if output else name for name in slopes]
         return (*names, *self.unseen)
 
-    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Any]:
+    def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Leaf]:
         x, y = batch
         return self._designs(x), y
 
@@ -99,54 +99,31 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
         nothing = jnp.zeros((x.shape[0], len(self.unseen)), x.dtype)
         return (*designs[:-1], jnp.concatenate([designs[-1], nothing], axis=1) if self.unseen else designs[-1])
 
-    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         designs, y = self.designs(batch)
         return jnp.stack([x @ block for x, block in zip(designs, split(theta, designs), strict=True)], -1), y
 
-    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def draw_predictor(self, key: PRNGKeyArray, q: GaussianDensity, batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         designs, y = self.designs(batch)
         mean, covariance = q.map_moments(designs)
         noise = jax.random.normal(key, mean.shape, mean.dtype)
         return mean + jnp.einsum("nkl,nl->nk", row_roots(covariance), noise), y
 
     @property
-    def is_conjugate(self) -> bool:
-        return self.has_gaussian_rows and isinstance(self.prior, FullGaussian)
+    def gaussian_rows(self) -> GaussianRows | None:
+        noise = self.likelihood
+        return LinearGaussianRows(self, noise) if isinstance(noise, GaussianNoise) else None
 
     @property
-    def has_gaussian_rows(self) -> bool:
-        return isinstance(self.likelihood, GaussianNoise)
-
-    def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
-        """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums, which the documentation tells a client."""
-        assert isinstance(self.likelihood, GaussianNoise)
-        (x,), y = self.designs(data.batch)
-        scaled = x * (data.weight / self.likelihood.noise_sd**2)[:, None]
-        at_zero = self.likelihood.log_prob(jnp.zeros((*y.shape, 1), x.dtype), y)
-        return FullGaussian(scaled.T @ y, scaled.T @ x), jnp.sum(data.weight * at_zero)
-
-    @property
-    def has_pseudo_rows(self) -> bool:
-        return isinstance(self.likelihood, GaussianNoise)
-
-    def standardised_residuals(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, "n k"]:
-        assert isinstance(self.likelihood, GaussianNoise)
-        f, y = self.predictor(theta, batch)
-        return (y[:, None] - f) / self.likelihood.noise_sd
-
-    def shifted(self, theta: Float[Array, " d"], batch: PyTree, share: Float[Array, " n"]) -> PyTree:
-        f, y = self.predictor(theta, batch)
-        return batch[0], y + share * (y - f[:, 0])
+    def conjugate(self) -> GaussianRows | None:
+        return self.gaussian_rows if isinstance(self.prior, FullGaussian) else None
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):
             x, y = _x_and_y(batch)
         else:
             x, y = self.encoding.rows(batch)
-        x = numeric_matrix(x, self.features)
-        y = numeric_vector(y)
-        if len(x) != len(y):
-            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        x, y = same_rows(numeric_matrix(x, self.features), numeric_vector(y))
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
@@ -195,6 +172,33 @@ class Regression(LinearModel, PredictorDraws, GaussianRows, PseudoRows, Predicti
         return () if self.encoding is None else self.encoding.remarks
 
 
+class LinearGaussianRows(GaussianRows[FullGaussian]):
+    """The rows of a linear regression with known noise.
+
+    Attributes:
+        regression: the model.
+        noise: its likelihood.
+    """
+
+    regression: Regression
+    noise: GaussianNoise
+
+    def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
+        """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums, as the documentation tells a client."""
+        (x,), y = self.regression.designs(data.batch)
+        scaled = x * (data.weight / self.noise.noise_sd**2)[:, None]
+        at_zero = self.noise.log_prob(jnp.zeros((*y.shape, 1), x.dtype), y)
+        return FullGaussian(scaled.T @ y, scaled.T @ x), jnp.sum(data.weight * at_zero)
+
+    def standardised_residuals(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, "n k"]:
+        f, y = self.regression.predictor(theta, batch)
+        return (jnp.asarray(y)[:, None] - f) / self.noise.noise_sd
+
+    def shifted(self, theta: Float[Array, " d"], batch: PyTree, share: Float[Array, " n"]) -> PyTree:
+        f, y = self.regression.predictor(theta, batch)
+        return batch[0], y + share * (y - f[:, 0])
+
+
 def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
     edges = np.cumsum([0, *(len(block) for block in blocks)])
     whole = np.zeros((edges[-1], edges[-1]))
@@ -203,19 +207,23 @@ def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def _x_and_y(batch: PyTree) -> tuple[Any, Any]:
+def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
     if isinstance(batch, Mapping):
         missing = {"x", "y"} - set(batch)
         if missing:
             raise DataError(f"a regression needs the entries 'x' and 'y'; {sorted(missing)} is missing")
         return batch["x"], batch["y"]
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise DataError("a regression needs a pair (x, y) or a dict with 'x' and 'y'")
+    return pair(batch, "a regression needs a pair (x, y) or a dict with 'x' and 'y'")
 
 
-def gaussian_prior(dimension: int, scale: Any, family: type[Gaussian] | None = None) -> Gaussian:
-    """N(0, scale^2) per coefficient; full covariance up to `FULL_COVARIANCE_LIMIT` coefficients, else mean field."""
+def gaussian_prior(dimension: int, scale: Scales, family: type[Gaussian] | None = None) -> Gaussian:
+    """N(0, scale^2) for each coefficient.
+
+    Args:
+        dimension: the number of coefficients.
+        scale: the standard deviation, one for all or one per coefficient.
+        family: None is full covariance up to `FULL_COVARIANCE_LIMIT` coefficients, else mean field.
+    """
     if family is None:
         family = FullGaussian if dimension <= FULL_COVARIANCE_LIMIT else DiagonalGaussian
     variance = jnp.asarray(scale, float) ** 2
@@ -224,27 +232,20 @@ def gaussian_prior(dimension: int, scale: Any, family: type[Gaussian] | None = N
         if variance.ndim > 0:
             raise CavityError(f"an isotropic prior has one scale for all coefficients, not {variance.size}")
         return IsotropicGaussian.from_moments(zeros, variance)
-    variance = jnp.broadcast_to(variance, (dimension,))
-    return family.from_moments(zeros, jnp.diag(variance) if family is FullGaussian else variance)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _feature_names(features: int | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(features, int):
-        return tuple(f"x{j}" for j in range(1, features + 1))
-    return tuple(features)
+    return family.independent(zeros, jnp.broadcast_to(variance, (dimension,)))
 
 
 def _regression(
     likelihood: Likelihood,
     features: int | Sequence[str],
     prior: Gaussian | None,
-    prior_scale: Any,
+    prior_scale: Scales,
     family: type[Gaussian] | None,
     intercept: bool,
     outputs: tuple[str, ...] = ("",),
     constant: tuple[bool, ...] = (False,),
 ) -> Regression:
-    names = _feature_names(features)
+    names = feature_names(features)
     width = len(names) + int(intercept)
     dimension = sum(1 if c else width for c in constant)
     prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior
@@ -254,9 +255,9 @@ def _regression(
 def linear_regression(
     features: int | Sequence[str],
     *,
-    noise_sd: Any = None,
+    noise_sd: Number | None = None,
     prior: Gaussian | None = None,
-    prior_scale: Any = 10.0,
+    prior_scale: Scales = 10.0,
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:
@@ -281,7 +282,7 @@ def logistic_regression(
     features: int | Sequence[str],
     *,
     prior: Gaussian | None = None,
-    prior_scale: Any = 2.5,
+    prior_scale: Scales = 2.5,
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:
@@ -293,7 +294,7 @@ def probit_regression(
     features: int | Sequence[str],
     *,
     prior: Gaussian | None = None,
-    prior_scale: Any = 2.5,
+    prior_scale: Scales = 2.5,
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:
@@ -305,7 +306,7 @@ def poisson_regression(
     features: int | Sequence[str],
     *,
     prior: Gaussian | None = None,
-    prior_scale: Any = 2.5,
+    prior_scale: Scales = 2.5,
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:
@@ -318,7 +319,7 @@ def softmax_regression(
     num_classes: int,
     *,
     prior: Gaussian | None = None,
-    prior_scale: Any = 2.5,
+    prior_scale: Scales = 2.5,
     family: type[Gaussian] | None = None,
     intercept: bool = True,
 ) -> Regression:

@@ -1,14 +1,13 @@
 """Priors of coefficients outside the Gaussian family: Laplace, a common unknown scale, the horseshoe.
 
 Scales that are themselves unknown are parameters besides the coefficients, on the log scale. A Gaussian over all of
-them is fitted (PVI, eqs. 7 and 8), so a prior says what its expected log density is under one, without noise.
+them is fitted (PVI, eqs. 7 and 8), so a prior provides its expected log density under a Gaussian, without noise.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,7 +27,7 @@ class CoefficientPrior(eqx.Module):
     """p(beta, psi): a density of coefficients and of scales of its own, not Gaussian.
 
     Attributes:
-        scale: positive; what it means, the prior says.
+        scale: positive; its meaning depends on the prior.
     """
 
     scale: eqx.AbstractVar[Float[Array, ""]]
@@ -50,7 +49,7 @@ class CoefficientPrior(eqx.Module):
 
     @abc.abstractmethod
     def width(self, num_coefficients: int) -> tuple[Float[Array, " e"], Float[Array, " e"]]:
-        """Mean and standard deviation of a Gaussian of about its width, where a fit starts."""
+        """Mean and standard deviation of a Gaussian of similar width, where a fit starts."""
 
 
 class Laplace(CoefficientPrior):
@@ -76,7 +75,7 @@ class Laplace(CoefficientPrior):
 
 
 class CommonScale(CoefficientPrior):
-    """beta_i ~ N(0, sd^2) with one unknown sd ~ HalfNormal(scale): coefficients as alike in size as they are."""
+    """beta_i ~ N(0, sd^2) with one unknown sd ~ HalfNormal(scale): the data determine the size of coefficients."""
 
     scale: Float[Array, ""] = eqx.field(converter=as_number)
 
@@ -104,7 +103,7 @@ class CommonScale(CoefficientPrior):
 class Horseshoe(CoefficientPrior):
     """beta_i ~ N(0, (local_i tau)^2), local_i ~ C+(0, 1), tau ~ C+(0, scale)  (Carvalho, Polson and Scott, 2010).
 
-    Small coefficients are pulled to zero, large ones hardly at all.
+    Small coefficients are shrunk towards zero, large ones hardly at all.
     """
 
     scale: Float[Array, ""] = eqx.field(converter=as_number)
@@ -136,11 +135,11 @@ class Horseshoe(CoefficientPrior):
         return mean, jnp.append(jnp.full(num_coefficients, 1.0) * self.scale, spread)
 
 
-def _expected_squares(mean: Any, variance: Any, log_sd: Any, spread: Any, covariance: Any) -> Any:
+def _expected_squares(mean: Array, variance: Array, log_sd: Array, spread: Array, covariance: Array) -> Array:
     """E[beta^2 e^(-2 s)] for (beta, s) Gaussian: tilting by e^(-2 s) moves beta by -2 cov(beta, s)."""
     return jnp.exp(-2 * log_sd + 2 * spread) * ((mean - 2 * covariance) ** 2 + variance)
 
 
-def _log_half_cauchy(log_value: Any) -> Any:
-    """Of the log of a standard half-Cauchy variable: 2 / (pi (1 + x^2)) times the Jacobian x."""
+def _log_half_cauchy(log_value: Array) -> Array:
+    """The log density of the log of a standard half-Cauchy variable: 2 / (pi (1 + x^2)) times the Jacobian x."""
     return jnp.log(2 / jnp.pi) - jax.nn.softplus(2 * log_value) + log_value

@@ -2,12 +2,10 @@
 
     p(theta) = base(theta) * [p(theta) / base(theta)]
 
-The base is Gaussian and drops out; the correction is one more row of the ledger, whose owner is the server.
+The base is Gaussian and cancels; the correction is one more entry of the ledger, which the server owns.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -31,7 +29,7 @@ class ShrinkageRegression(CorrectedPrior, PredictiveModel):
 
     Attributes:
         prior: the base.
-        rows: the regression with this prior; the scales of the true one are parameters that no row sees.
+        rows: the regression with this prior; the scales of the true prior are parameters on which no row depends.
         shrinkage: the true prior.
         places: of the slopes and of the prior's own scales in theta.
     """
@@ -88,7 +86,7 @@ class ShrinkageRegression(CorrectedPrior, PredictiveModel):
         return self.rows.predict(posterior, x, key=key, num_draws=num_draws)
 
 
-def with_shrinkage_prior(model: Any, shrinkage: Any) -> ShrinkageRegression:
+def with_shrinkage_prior(model: Regression, shrinkage: CoefficientPrior) -> ShrinkageRegression:
     """The regression with another prior on its slopes: `Laplace`, `CommonScale` or `Horseshoe`.
 
     Args:
@@ -127,9 +125,7 @@ def with_shrinkage_prior(model: Any, shrinkage: Any) -> ShrinkageRegression:
     base_mean = np.append(np.asarray(model.prior.mean), np.zeros(len(own)))
     base_variance = np.append(1 / np.diagonal(precision), np.ones(len(own)))
     base_mean[list(places)], base_variance[list(places)] = mean, sd**2
-    prior = family.from_moments(
-        jnp.asarray(base_mean), jnp.asarray(np.diag(base_variance) if family is FullGaussian else base_variance)
-    )
+    prior = family.independent(jnp.asarray(base_mean), jnp.asarray(base_variance))
     rows = Regression(
         prior=prior,
         likelihood=model.likelihood,

@@ -15,15 +15,16 @@ share of the way there: natural gradient ascent, which for a Gaussian likelihood
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from cavity.core import Data, Likelihood
+from cavity.core.fields import Number
 from cavity.distributions.pseudo import RIDGE, CoupledObservations, Observations, PseudoObservations
 from cavity.errors import CavityError
 from cavity.models.gp.inducing import NATURAL_RATE, Inducing, sites
@@ -44,7 +45,7 @@ class FactorForm(eqx.Module):
         """The factor that says nothing."""
 
     @abc.abstractmethod
-    def start(self, factor: Any, likelihood: Likelihood, unit: Any, data: Data) -> PyTree:
+    def start(self, factor: Observations, likelihood: Likelihood, unit: Number, data: Data) -> PyTree:
         """Coordinates of the factor that there is or, where it says nothing, of a first one from the rows."""
 
     @abc.abstractmethod
@@ -56,7 +57,13 @@ class FactorForm(eqx.Module):
         return None
 
     def improved(
-        self, inducing: Inducing, cavity: Any, coordinates: PyTree, likelihood: Likelihood, data: Data, rate: Any
+        self,
+        inducing: Inducing,
+        cavity: Observations,
+        coordinates: PyTree,
+        likelihood: Likelihood,
+        data: Data,
+        rate: Number,
     ) -> PyTree:
         """The coordinates after a step of this rate to what is optimal at these inducing inputs; or as they were."""
         return coordinates
@@ -71,7 +78,7 @@ class PseudoCoordinates(eqx.Module):
     used: Float[Array, " k"]
 
 
-def _with_neighbours(data: Data, num_used: Any, size: int) -> tuple[Any, Any]:
+def _with_neighbours(data: Data, num_used: Int[Array, ""], size: int) -> tuple[Array, Array]:
     """Rows at even distances, and of each its nearest neighbour elsewhere, or itself where there is none."""
     x = jnp.asarray(data.batch[0])
     chosen = (jnp.arange(size) * data.num_rows // jnp.maximum(num_used, 1)) % data.num_rows
@@ -117,7 +124,7 @@ class Decoupled(FactorForm):
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> PseudoObservations:
         return PseudoObservations.none(groups, self.size, num_inputs, full=self.full)
 
-    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Any, data: Data) -> PyTree:
+    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Number, data: Data) -> PyTree:
         first, there = self._first(likelihood, unit, data), jnp.any(jnp.asarray(factor.precision) != 0)
         if self.full:
             return jax.tree.map(lambda old, new: jnp.where(there, old, new), factor, self._as_full(first))
@@ -127,7 +134,7 @@ class Decoupled(FactorForm):
         old = PseudoCoordinates(jnp.asarray(factor.inputs)[0], shift / known, jnp.log(known), used)
         return jax.tree.map(lambda old, new: jnp.where(there, old, new), old, first)
 
-    def _first(self, likelihood: Likelihood, unit: Any, data: Data) -> PseudoCoordinates:
+    def _first(self, likelihood: Likelihood, unit: Number, data: Data) -> PseudoCoordinates:
         x, y = (jnp.asarray(leaf) for leaf in data.batch)
         weight = jnp.asarray(data.weight)
         used, num_used = self._used(data)
@@ -139,7 +146,7 @@ class Decoupled(FactorForm):
         times = jnp.sum(weight) / num_used / unit
         return PseudoCoordinates(mean_of_both(x), mean_of_both(shift) / each, jnp.log(times * each), used)
 
-    def _used(self, data: Data) -> tuple[Float[Array, " k"], Any]:
+    def _used(self, data: Data) -> tuple[Float[Array, " k"], Array]:
         """Which places are in use, and how many."""
         num_used = jnp.clip(jnp.floor(self.share * data.num_rows), 1, self.size)
         return (jnp.arange(self.size) < num_used).astype(jnp.asarray(data.batch[0]).dtype), num_used
@@ -148,14 +155,20 @@ class Decoupled(FactorForm):
         precision = first.used * jnp.exp(first.log_precision)
         return PseudoObservations(first.inputs[None], (precision * first.outcomes)[None], jnp.diag(precision)[None])
 
-    def factor(self, coordinates: Any) -> PseudoObservations:
+    def factor(self, coordinates: PyTree) -> PseudoObservations:
         if self.full:
             return jax.lax.stop_gradient(coordinates)
         precision = jax.lax.stop_gradient(coordinates.used) * jnp.exp(coordinates.log_precision)
         return PseudoObservations(coordinates.inputs[None], (precision * coordinates.outcomes)[None], precision[None])
 
     def improved(
-        self, inducing: Inducing, cavity: Any, coordinates: Any, likelihood: Likelihood, data: Data, rate: Any
+        self,
+        inducing: Inducing,
+        cavity: Observations,
+        coordinates: PyTree,
+        likelihood: Likelihood,
+        data: Data,
+        rate: Number,
     ) -> PyTree:
         if not self.full:
             return coordinates
@@ -186,7 +199,7 @@ class OwnRows(FactorForm):
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> PseudoObservations:
         return PseudoObservations.none(groups, self.size, num_inputs, full=False)
 
-    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Any, data: Data) -> PseudoObservations:
+    def start(self, factor: PseudoObservations, likelihood: Likelihood, unit: Number, data: Data) -> PseudoObservations:
         x = jnp.asarray(data.batch[0])
         places = jnp.minimum(jnp.arange(self.size), len(x) - 1)
         return PseudoObservations(x[places][None], factor.shift, factor.precision)
@@ -195,7 +208,13 @@ class OwnRows(FactorForm):
         return jax.lax.stop_gradient(coordinates)
 
     def improved(
-        self, inducing: Inducing, cavity: Any, coordinates: Any, likelihood: Likelihood, data: Data, rate: Any
+        self,
+        inducing: Inducing,
+        cavity: Observations,
+        coordinates: PseudoObservations,
+        likelihood: Likelihood,
+        data: Data,
+        rate: Number,
     ) -> PseudoObservations:
         x, y = data.batch
         mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), coordinates), x)
@@ -215,14 +234,22 @@ class Coupled(FactorForm):
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> CoupledObservations:
         return CoupledObservations.none(num_inducing)
 
-    def start(self, factor: CoupledObservations, likelihood: Likelihood, unit: Any, data: Data) -> CoupledObservations:
+    def start(
+        self, factor: CoupledObservations, likelihood: Likelihood, unit: Number, data: Data
+    ) -> CoupledObservations:
         return factor
 
     def factor(self, coordinates: CoupledObservations) -> CoupledObservations:
         return jax.lax.stop_gradient(coordinates)
 
     def improved(
-        self, inducing: Inducing, cavity: Any, coordinates: Any, likelihood: Likelihood, data: Data, rate: Any
+        self,
+        inducing: Inducing,
+        cavity: Observations,
+        coordinates: CoupledObservations,
+        likelihood: Likelihood,
+        data: Data,
+        rate: Number,
     ) -> CoupledObservations:
         precision, shift = _target(inducing, cavity, coordinates, likelihood, data)
         # u = L v, so S^-1 = L^-T P L^-1 and S^-1 m = L^-T g
@@ -234,7 +261,7 @@ class Coupled(FactorForm):
 def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """The sites of rows that know nothing of each other, f ~ N(0, 1) for each: by damped natural gradient steps."""
 
-    def step(_: Any, moments: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(_: int | Array, moments: tuple[Array, Array]) -> tuple[Array, Array]:
         mean, variance = moments
         precision, shift = sites(likelihood, mean, variance, y)
         return mean + NATURAL_RATE * (shift / (1 + precision) - mean), 1 / (1 + precision)
@@ -244,12 +271,12 @@ def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Ar
     return sites(likelihood, mean, variance, y)
 
 
-def _on_the_way(here: PyTree, there: PyTree, rate: Any) -> PyTree:
+def _on_the_way(here: PyTree, there: PyTree, rate: Number) -> PyTree:
     return jax.tree.map(lambda here, there: here + rate * (there - here), here, there)
 
 
 def _target(
-    inducing: Inducing, cavity: Any, factor: Any, likelihood: Likelihood, data: Data
+    inducing: Inducing, cavity: Observations, factor: Observations, likelihood: Likelihood, data: Data
 ) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
     """(P, g) of the rows' sites, at the q(v) of cavity and factor."""
     x, y = data.batch

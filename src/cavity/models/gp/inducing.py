@@ -1,4 +1,4 @@
-"""What inducing inputs and hyperparameters make of rows and pseudo-observations: a sparse Gaussian process's algebra.
+"""The algebra of a sparse Gaussian process: rows and pseudo-observations given inducing inputs and hyperparameters.
 
 Whitened: K_ZZ = L L', u = L v, v ~ N(0, I). A row x has features a(x) = k(x, Z) L^-T and
 
@@ -6,23 +6,23 @@ Whitened: K_ZZ = L L', u = L v, v ~ N(0, I). A row x has features a(x) = k(x, Z)
     Lambda = I + r sum of P_k,    g = r sum of g_k
 
 over all factors (`distributions/pseudo.py`). The paper's r is 1. Where the likelihood has noise of variance s^2,
-r = 1 / s^2 makes S a multiple of it: the best factor of all, equation (11), has S = s^2, so that it sharpens when
-another client's rows show that there is less noise. Equation (25) of the paper lacks transposes:
+r = 1 / s^2 makes S a multiple of it: the optimal factor, equation (11), has S = s^2, so that its precision increases
+when the rows of another client show that there is less noise. Equation (25) of the paper lacks transposes:
 P = L' K_ZZ^-1 K_ZV S^-1 K_VZ K_ZZ^-1 L.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, DTypeLike, Float
 
 from cavity.core import ExpectedPower, Likelihood
-from cavity.distributions.pseudo import Observations, PseudoObservations
+from cavity.core.fields import Number
+from cavity.core.types import Leaf
+from cavity.distributions.pseudo import Kernel, Observations, PseudoObservations
 from cavity.distributions.quadrature import normal_nodes
 
 NATURAL_RATE = 0.3  # of natural gradient steps where the likelihood is not Gaussian
@@ -35,20 +35,20 @@ class Inducing(eqx.Module):
         kernel: with its hyperparameters.
         inputs: Z.
         root: L.
-        unit: what the precision of a factor is a multiple of.
+        unit: r, the unit of a factor's precision.
     """
 
-    kernel: Any
+    kernel: Kernel
     inputs: Float[Array, "m d"]
     root: Float[Array, "m m"]
     unit: Float[Array, ""]
 
     @classmethod
-    def at(cls, kernel: Any, inputs: Float[Array, "m d"], jitter: Any, unit: Any) -> Inducing:
-        """With `jitter` times the mean variance on the diagonal of K_ZZ, without which its root may not exist."""
+    def at(cls, kernel: Kernel, inputs: Float[Array, "m d"], jitter: Number, unit: Number) -> Inducing:
+        """The kernel at these inputs. `jitter` times the mean variance is added to K_ZZ, so that its root exists."""
         covariance = kernel(inputs, inputs)
         size = covariance.shape[0]
-        least = 10 * size * jnp.finfo(covariance.dtype).eps  # in single precision more than most people would ask for
+        least = 10 * size * jnp.finfo(covariance.dtype).eps  # in single precision this is more than the usual jitter
         ridge = jnp.maximum(jnp.asarray(jitter, covariance.dtype), least) * jnp.trace(covariance) / size
         root = jnp.linalg.cholesky(covariance + ridge * jnp.eye(size, dtype=covariance.dtype))
         return cls(kernel, inputs, root, jnp.asarray(unit, covariance.dtype))
@@ -69,10 +69,10 @@ class Inducing(eqx.Module):
         return Values.of(values.precision + self.unit * precision, values.shift + self.unit * shift)
 
     def beyond(self, factor: PseudoObservations, precision: Float[Array, "m m"]) -> Float[Array, ""]:
-        """What rows have beyond g . v - v' r P v / 2 that are m at V, each seen S^-1 times with noise of precision r.
+        """The terms besides g . v - v' r P v / 2 of rows m at V, each observed S^-1 times with noise of precision r.
 
         `precision` is r P. With V = X, m = y and S = 1 these are the terms of Titsias' bound that depend on phi and not
-        on q(u): what u does not know of f, and the constant of a Gaussian with so many rows.
+        on q(u): the variance of f given u, and the constant of a Gaussian with as many rows.
         """
         prior_variance, squares, num_rows = factor.squares(self.kernel)
         left_over = self.unit * prior_variance - jnp.trace(precision)
@@ -102,7 +102,7 @@ class Values(eqx.Module):
     mean: Float[Array, " m"]
 
     @classmethod
-    def prior(cls, size: int, dtype: Any) -> Values:
+    def prior(cls, size: int, dtype: DTypeLike) -> Values:
         """N(0, I)."""
         identity, zero = jnp.eye(size, dtype=dtype), jnp.zeros(size, dtype)
         return cls(identity, zero, identity, zero)
@@ -123,14 +123,14 @@ class Values(eqx.Module):
         return self.expected_factor(other) - self.log_partition + other.log_partition
 
     def expected_factor(self, other: Values) -> Float[Array, ""]:
-        """E[g . v - v' P v / 2] of the factor by which this is more than the other."""
+        """E[g . v - v' P v / 2] of the factor self / other."""
         more, pull = self.precision - other.precision, self.shift - other.shift
         spread = jnp.sum(cho_solve((self.root, True), more).diagonal())
         return pull @ self.mean - 0.5 * (self.mean @ more @ self.mean + spread)
 
 
 def expected_log_prob(
-    likelihood: Likelihood, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Any
+    likelihood: Likelihood, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Leaf
 ) -> Float[Array, " n"]:
     """E[log p(y | f)] for f ~ N(mean, variance) in each row: in closed form, or by Gauss-Hermite quadrature."""
     if isinstance(likelihood, ExpectedPower):
@@ -141,7 +141,7 @@ def expected_log_prob(
 
 
 def sites(
-    likelihood: Likelihood, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Any
+    likelihood: Likelihood, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Leaf
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """(lambda, h) of each row: exp(h f - lambda f^2 / 2) has the gradients of E[log p(y | f)] in mean and variance.
 

@@ -1,6 +1,6 @@
 """Covariance functions: those of tinygp, with a length scale per input.
 
-Any kernel of tinygp will do, and sums, products and multiples of them; their numbers are hyperparameters:
+All kernels of tinygp can be used, and sums, products and multiples of them; their numbers are hyperparameters:
 
     squared_exponential(3) + 0.5 * matern32(3) * of_some(periodic(7.0), [0])
 
@@ -10,7 +10,6 @@ Needs the extra `cavity[gp]`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,14 +18,16 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from tinygp import kernels
 from tinygp.kernels.distance import L2Distance
+from tinygp.kernels.stationary import Stationary
 
+from cavity.core.fields import Number
 from cavity.errors import CavityError
 
 
 class SquaredExponential(kernels.Kernel):
     """scale^2 exp(-r^2 / 2), where r^2 is the sum over inputs of (difference / length scale)^2.
 
-    With a matrix product, for these are the greatest part of a step.
+    Distances are computed with a matrix product, since they take most of the time of a step.
     """
 
     length_scales: Float[Array, " d"]
@@ -49,11 +50,11 @@ class SquaredExponential(kernels.Kernel):
 class Scaled(kernels.Kernel):
     """A stationary kernel of unit scale, after each input was divided by its length scale.
 
-    tinygp's own ones would take the sum of absolute differences as distance; here it is the Euclidean one.
+    tinygp's own kernels use the sum of absolute differences as distance; here it is the Euclidean distance.
     """
 
     length_scales: Float[Array, " d"]
-    shape: type[Any] = eqx.field(static=True)
+    shape: type[Stationary] = eqx.field(static=True)
 
     def evaluate(self, X1: Float[Array, " d"], X2: Float[Array, " d"]) -> Float[Array, ""]:
         return self.shape(distance=L2Distance()).evaluate(X1 / self.length_scales, X2 / self.length_scales)
@@ -70,17 +71,17 @@ class OfSome(kernels.Kernel):
         return self.kernel.evaluate(X1[places], X2[places])
 
 
-def squared_exponential(num_inputs: int, length_scales: Any = None, scale: float = 1.0) -> kernels.Kernel:
+def squared_exponential(num_inputs: int, length_scales: Number | None = None, scale: float = 1.0) -> kernels.Kernel:
     """Smooth functions; length scales start at sqrt(num_inputs), about the distance of standardised rows."""
     return SquaredExponential(_scales(num_inputs, length_scales), jnp.asarray(scale, float))
 
 
-def matern32(num_inputs: int, length_scales: Any = None) -> kernels.Kernel:
+def matern32(num_inputs: int, length_scales: Number | None = None) -> kernels.Kernel:
     """Functions with one derivative."""
     return Scaled(_scales(num_inputs, length_scales), kernels.Matern32)
 
 
-def matern52(num_inputs: int, length_scales: Any = None) -> kernels.Kernel:
+def matern52(num_inputs: int, length_scales: Number | None = None) -> kernels.Kernel:
     """Functions with two derivatives."""
     return Scaled(_scales(num_inputs, length_scales), kernels.Matern52)
 
@@ -95,7 +96,7 @@ def of_some(kernel: kernels.Kernel, active: Sequence[int]) -> kernels.Kernel:
     return OfSome(kernel, tuple(active))
 
 
-def _scales(num_inputs: int, length_scales: Any) -> Float[Array, " d"]:
+def _scales(num_inputs: int, length_scales: Number | None) -> Float[Array, " d"]:
     start = num_inputs**0.5 if length_scales is None else length_scales
     return jnp.broadcast_to(jnp.asarray(start, float), (num_inputs,))
 
@@ -108,7 +109,9 @@ def positive_leaves(part: PyTree, what: str) -> tuple[str, ...]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         numbers = np.atleast_1d(np.asarray(leaf, float))
         if not (np.isfinite(numbers).all() and (numbers > 0).all()):
-            raise CavityError(f"the {what}'s {name} is {numbers.tolist()}; it must be positive, for its log is learned")
+            raise CavityError(
+                f"the {what}'s {name} is {numbers.tolist()}; it must be positive, because its log is learned"
+            )
         shape = np.shape(leaf)
         names += [name if not shape else f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(*shape)]
     return tuple(names)

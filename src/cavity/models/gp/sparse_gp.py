@@ -16,7 +16,6 @@ Inputs should be standardised: p~(Z) and the length scales' prior suppose it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,12 +25,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Likelihood, Noisy, PredictiveModel, ReportedModel
-from cavity.core.checks import numeric_matrix, numeric_vector
-from cavity.core.fields import require
+from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
+from cavity.core.fields import Number, require
 from cavity.core.shared_model import SharedModel
+from cavity.core.types import Leaf
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
-from cavity.distributions.pseudo import PseudoObservations
+from cavity.distributions.pseudo import Kernel, Observations, PseudoObservations
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import GaussianNoise
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
@@ -42,7 +42,7 @@ from cavity.models.gp.row_proximity import row_proximity
 JITTER = 1e-6
 
 
-class SparseGP(SharedModel, PredictiveModel, ReportedModel):
+class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, ReportedModel):
     """The model. Build it with `sparse_gp`.
 
     Attributes:
@@ -59,7 +59,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
     """
 
     prior: Hierarchical
-    kernel: Any
+    kernel: Kernel
     likelihood: Likelihood
     inducing: Float[Array, "m d"]
     form: FactorForm
@@ -96,19 +96,21 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
             kernel, likelihood = ravel_pytree(self._hyperparameters)[1](jnp.exp(phi[self._num_auxiliary :]))
         return Inducing.at(kernel, inducing.astype(phi.dtype), self.jitter, self._unit(likelihood)), likelihood
 
-    def _unit(self, likelihood: Likelihood) -> Any:
+    def _unit(self, likelihood: Likelihood) -> Number:
         return likelihood.noise_precision if self.follows_noise and isinstance(likelihood, Noisy) else 1.0
 
-    def no_factor(self) -> Any:
+    def no_factor(self) -> Observations:
         return self.form.none(len(self.inducing), len(self.features), groups=1)
 
-    def coordinates(self, conditional: Any, data: Data) -> PyTree:
+    def coordinates(self, conditional: Observations, data: Data) -> PyTree:
         return self.form.start(conditional, self.likelihood, self._unit(self.likelihood), data)
 
-    def conditional(self, coordinates: PyTree) -> Any:
+    def conditional(self, coordinates: PyTree) -> Observations:
         return self.form.factor(coordinates)
 
-    def bound(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+    def bound(
+        self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
+    ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
         everybody = inducing.with_factor(others, conditional)
@@ -118,7 +120,9 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
     def has_surrogate_factors(self) -> bool:
         return self.form.stands_in
 
-    def whole(self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data) -> Float[Array, ""]:
+    def whole(
+        self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
+    ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
         everybody = inducing.with_factor(others, conditional)
@@ -128,7 +132,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others) + said
 
     def surrogate_residual(
-        self, phi: Float[Array, " d"], cavity: Any, conditional: Any, data: Data
+        self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
@@ -137,12 +141,14 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         said = everybody.expected_factor(others) + inducing.beyond(conditional, everybody.precision - others.precision)
         return _fit_of(inducing, likelihood, everybody, data) - said
 
-    def moved(self, phi: Float[Array, " d"], before: Any, cavity: Any, conditional: Any) -> Float[Array, ""]:
+    def moved(
+        self, phi: Float[Array, " d"], before: Observations, cavity: Observations, conditional: Observations
+    ) -> Float[Array, ""]:
         inducing, _ = self.at(phi)
         return inducing.with_factor(inducing.values(cavity), conditional).kl(inducing.values(before))
 
     def improved(
-        self, phi: Float[Array, " d"], cavity: Any, coordinates: PyTree, data: Data, rate: Float[Array, ""]
+        self, phi: Float[Array, " d"], cavity: Observations, coordinates: PyTree, data: Data, rate: Float[Array, ""]
     ) -> PyTree:
         inducing, likelihood = self.at(phi)
         if not isinstance(likelihood, GaussianNoise):  # a full first step would overshoot, and a slow one not forget it
@@ -153,7 +159,7 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
     def improves_on_all_rows(self) -> bool:
         return self.form.needs_all_rows
 
-    def remark_on(self, conditional: Any, data: Data) -> str | None:
+    def remark_on(self, conditional: Observations, data: Data) -> str | None:
         if not isinstance(conditional, PseudoObservations):
             return None
         x, y = (np.asarray(column)[: int(data.num_rows)] for column in data.batch)
@@ -167,11 +173,8 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
 
     def rows(self, batch: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and outcomes, of however many rows."""
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            raise DataError("a Gaussian process needs a pair (x, y)")
-        x, y = numeric_matrix(batch[0], self.features), numeric_vector(batch[1])
-        if len(x) != len(y):
-            raise DataError(f"x has {len(x)} rows and y has {len(y)}; they must be the same rows in the same order")
+        inputs, outcomes = pair(batch, "a Gaussian process needs a pair (x, y)")
+        x, y = same_rows(numeric_matrix(inputs, self.features), numeric_vector(outcomes))
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
@@ -203,6 +206,10 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
         first = self._num_auxiliary
         return DiagonalGaussian(q.shared.precision_mean[first:], q.shared.precision[first:])
 
+    def reported_moments(self, q: Hierarchical) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+        reported = self.reported(q)
+        return np.asarray(reported.mean), np.asarray(reported.covariance)
+
     @property
     def remarks(self) -> tuple[str, ...]:
         return (
@@ -211,12 +218,16 @@ class SparseGP(SharedModel, PredictiveModel, ReportedModel):
 
 
 @eqx.filter_jit
-def _predict(model: SparseGP, posterior: Hierarchical, x: Any, key: Any, num_draws: int) -> FunctionPrediction:
+def _predict(
+    model: SparseGP, posterior: Hierarchical, x: Float[Array, "n d"], key: PRNGKeyArray, num_draws: int
+) -> FunctionPrediction:
     posterior = jax.tree.map(jnp.asarray, posterior)
+    factor = posterior.conditional
+    assert factor is not None
 
-    def one(phi: Float[Array, " d"]) -> tuple[Any, Any, Likelihood]:
+    def one(phi: Float[Array, " d"]) -> tuple[Array, Array, Likelihood]:
         inducing, likelihood = model.at(phi)
-        mean, variance = inducing.marginals(inducing.values(posterior.conditional), x)
+        mean, variance = inducing.marginals(inducing.values(factor), x)
         return mean, variance, likelihood
 
     draws = posterior.shared.sample(key, (num_draws,))
@@ -233,15 +244,15 @@ def _fit_of(inducing: Inducing, likelihood: Likelihood, values: Values, data: Da
 def sparse_gp(
     features: int | Sequence[str],
     *,
-    kernel: Any = None,
+    kernel: Kernel | None = None,
     likelihood: Likelihood | None = None,
     num_inducing: int = 100,
-    inducing: Any = None,
+    inducing: Float[Leaf, "m d"] | None = None,
     form: FactorForm | None = None,
     learns_inducing: bool = True,
     learns_hyperparameters: bool = True,
-    inducing_prior: tuple[Any, Any] = (0.0, 1.0),
-    hyperparameter_prior: tuple[Any, Any] = (0.0, 1.0),
+    inducing_prior: tuple[Number, Number] = (0.0, 1.0),
+    hyperparameter_prior: tuple[Number, Number] = (0.0, 1.0),
     follows_noise: bool = True,
     jitter: float = JITTER,
     seed: int = 0,
@@ -268,17 +279,17 @@ def sparse_gp(
     """
     from cavity.models.gp.kernels import positive_leaves, squared_exponential
 
-    names = tuple(f"x{j + 1}" for j in range(features)) if isinstance(features, int) else tuple(features)
+    names = feature_names(features)
     if not names:
         raise CavityError("a Gaussian process needs at least one input")
     require(jitter, lambda jitter: jitter >= 0, "the jitter must not be negative")
-    kernel = squared_exponential(len(names)) if kernel is None else kernel
+    covariance = squared_exponential(len(names)) if kernel is None else kernel
     likelihood = GaussianNoise(0.3) if likelihood is None else likelihood
-    # a whole number would stay one
-    kernel = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), kernel)
+    # as floats, so that a hyperparameter given as a whole number can be learned
+    covariance = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), covariance)
     if likelihood.num_predictors != 1:
         raise CavityError(f"a Gaussian process is one function, and {type(likelihood).__name__} needs several")
-    num_numbers = len(positive_leaves(kernel, "kernel")) + len(positive_leaves(likelihood, "likelihood"))
+    num_numbers = len(positive_leaves(covariance, "kernel")) + len(positive_leaves(likelihood, "likelihood"))
     mean, sd = inducing_prior
     if inducing is None:
         inducing = mean + sd * np.random.default_rng(seed).standard_normal((num_inducing, len(names)))
@@ -297,7 +308,7 @@ def sparse_gp(
     prior = Hierarchical(DiagonalGaussian.from_moments(means, sds**2), form.none(len(inducing), len(names), groups=0))
     return SparseGP(
         prior=prior,
-        kernel=kernel,
+        kernel=covariance,
         likelihood=likelihood,
         inducing=inducing,
         form=form,

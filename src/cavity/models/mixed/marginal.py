@@ -1,16 +1,15 @@
-"""A model whose local latents are integrated out by Laplace's method: a likelihood of Z_G alone.
+"""A model whose local latents are integrated out by Laplace's method: a likelihood of Z_G only.
 
     log p(y_u | Z_G)  ~  log p(y_u, z_u | Z_G) + l/2 log 2 pi - 1/2 log det(-H_u)       at the mode z_u given Z_G
 
-with H_u the Hessian in the l latents of unit u. It is exact for Gaussian units. The mode is found unit by unit, beside
-each other, and two last steps of Newton's method are differentiated: one of them makes the first derivatives in Z_G
-right, the second one the second derivatives.
+with H_u the Hessian in the l latents of unit u. It is exact for Gaussian units. The modes of all units are found in
+parallel, and the last two Newton steps are differentiated: the first of them gives correct first derivatives in Z_G,
+the second one correct second derivatives.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -27,7 +26,7 @@ from cavity.models.numpyro.globals_only import OnGlobals, prior_in
 from cavity.models.numpyro.latent_model import NumpyroModel
 
 LOG_2PI = 1.8378770664093453
-FIRST = 1e-3  # where the search starts: at 0 itself, NumPyro's Binomial has a kink and a wrong gradient
+FIRST = 1e-3  # where the search starts: at 0 NumPyro's Binomial has a kink and a wrong gradient
 MODE_STEPS = 30
 DAMPING = 1e-3  # of the first step, as a share of the curvature
 MAX_DAMPING = 1e9
@@ -36,13 +35,13 @@ MAX_DAMPING = 1e9
 def unit_modes(
     model: LatentModel, theta: PyTree, z: Float[Array, " g"], start: Float[Array, "u l"], data: Data
 ) -> Float[Array, "u l"]:
-    """The mode of each unit's latents given Z_G, by Newton's method with as much damping as each unit needs."""
+    """The mode of each unit's latents given Z_G, by Newton's method with damping per unit."""
 
     def value(local: Array) -> Array:
         found = model.log_joint(theta, z, local, data, jax.random.key(0))
         return jnp.where(jnp.isnan(found), -jnp.inf, found)
 
-    def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def step(_: int | Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         local, best, damping = state
         gradient, curvature = unit_derivatives(model, theta, z, local, data)
         trial = local + _solve(_raised(curvature, damping), gradient)
@@ -72,7 +71,7 @@ def unit_derivatives(
 
 
 def _raised(curvature: Float[Array, "u l l"], damping: Float[Array, " u"]) -> Float[Array, "u l l"]:
-    """Positive definite: its eigenvalues in absolute terms, and a share more."""
+    """The curvature made positive definite: absolute eigenvalues, increased by a share of them."""
     values, vectors = jnp.linalg.eigh(curvature)
     raised = jnp.abs(values) * (1.0 + damping[:, None]) + jnp.finfo(values.dtype).tiny
     return jnp.einsum("uij,uj,ukj->uik", vectors, raised, vectors)
@@ -103,14 +102,14 @@ def log_marginal(
 def conditional_modes(
     model: LatentModel, theta: PyTree, z: Float[Array, " g"], data: Data
 ) -> tuple[Array, Array, Array]:
-    """Laplace's approximation of q(Z_u | Z_G) at a silo: modes [u l], roots of covariances [u l l], slopes [u l g].
+    """Laplace's approximation of q(Z_u | Z_G) at a client: modes [u l], roots of covariances [u l l], slopes [u l g].
 
     The slope is how the mode moves with Z_G. Rows and units are padded, so that few shapes are compiled.
     """
     assert data.units is not None
     num_units = len(data.units.weight)
     rows, units = (1 << (n - 1).bit_length() for n in (len(data.weight), num_units))
-    if num_units == len(data.weight):  # every row may be a unit, and then stays one
+    if num_units == len(data.weight):  # where every row is a unit, it stays one
         units = rows
     modes, roots, slopes = _conditional_modes(model, theta, z, pad(data, rows, units))
     return modes[:num_units], roots[:num_units], slopes[:num_units]
@@ -124,7 +123,7 @@ def _conditional_modes(
     assert data.units is not None
     start = jnp.full((len(data.units.weight), model.local_size(data)), FIRST, z.dtype)
     local = unit_modes(model, theta, z, start, data)
-    for _ in range(2):  # the search ends where its value rounds
+    for _ in range(2):  # the search ends when its value changes by rounding only
         gradient, curvature = unit_derivatives(model, theta, z, local, data)
         local = local + _solve(_raised(curvature, jnp.zeros(len(local), local.dtype)), gradient)
 
@@ -138,7 +137,7 @@ def _conditional_modes(
 
 
 class Marginal(OnGlobals):
-    """A NumPyro model whose units are integrated out, as a likelihood of all rows of a silo together."""
+    """A NumPyro model with its units integrated out, as a likelihood of all rows of a client together."""
 
     latent: NumpyroModel
     prior: Gaussian
@@ -150,7 +149,7 @@ class Marginal(OnGlobals):
         return tuple(f"Z[{i}]" for i in range(self.latent.num_global))
 
     def of(self, data: Data) -> Data:
-        """A silo's data in the form of this model."""
+        """A client's data in the form of this model."""
         assert data.units is not None
         units = Data(None, data.units.weight, data.units.num_rows)
         return Data(self.with_flag(data.batch), np.asarray(data.weight, float), data.num_rows, units)
@@ -171,11 +170,11 @@ class Marginal(OnGlobals):
         unit = Data(None, np.ones(1), np.asarray(1))
         return {name: replace(row, units=unit) for name, row in super().server_entries().items()}
 
-    def empty_batch(self) -> dict[str, Any]:
+    def empty_batch(self) -> dict[str, np.ndarray]:
         return {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}
 
     def prepare(self, batch: PyTree) -> PyTree:
-        raise CavityError("this model takes what `of` makes of a silo's data")
+        raise CavityError("this model takes data that `of` has prepared from a client's data")
 
 
 def marginal(model: NumpyroModel) -> Marginal:

@@ -1,4 +1,4 @@
-"""A small convolutional network for images, written so that many clients' weights can be run at once.
+"""A small convolutional network for images, written so that the networks of many clients can be evaluated at once.
 
 A convolution is a matrix product over the patches of an image. With weights that differ between clients, XLA's CPU
 backend has no fast convolution, but it has fast batches of matrix products.
@@ -7,11 +7,10 @@ backend has no fast convolution, but it has fast batches of matrix products.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray, PyTree
 
 from cavity.errors import CavityError
 from cavity.likelihoods import CategoricalSoftmax
@@ -26,7 +25,7 @@ def cnn_classifier(
     kernel: int = 5,
     prior_scale: float = 1.0,
     seed: int = 0,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> NetworkModel:
     """Convolutions with ReLU, each followed by the maximum over 2 x 2 pixels, and one linear layer to the classes.
 
@@ -50,12 +49,12 @@ def cnn_classifier(
         layers.append(_layer(key, (kernel, kernel, depth, after), dtype))
         height, width, depth = (height - kernel + 1) // 2, (width - kernel + 1) // 2, after
         if min(height, width) < 1:
-            raise CavityError(f"nothing is left of images of shape {shape} after {len(layers)} layers; take fewer")
+            raise CavityError(f"images of shape {shape} are empty after {len(layers)} layers; use fewer layers")
     layers.append(_layer(keys[-1], (height * width * depth, num_classes), dtype))
     return network_model(_forward, layers, CategoricalSoftmax(num_classes), prior_scale=prior_scale)
 
 
-def _layer(key: Any, shape: tuple[int, ...], dtype: Any) -> dict[str, Array]:
+def _layer(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> dict[str, Array]:
     fan_in = 1
     for size in shape[:-1]:
         fan_in *= size

@@ -1,23 +1,23 @@
-"""Personalised Bayesian networks: one hidden layer, of which each silo has a part of its own (SFVI, section 4.1).
+"""Personalised Bayesian networks: one hidden layer, part of which belongs to each client (SFVI, section 4.1).
 
-    f_j(x) = softmax(relu(x W1_j) W2_j),    W2_j ~ N(0, 1) at every silo
+    f_j(x) = softmax(relu(x W1_j) W2_j),    W2_j ~ N(0, 1) at every client
 
-| model | first layer | Z_G | Z_L of a silo |
+| model | first layer | Z_G | Z_L of a client |
 | --- | --- | --- | --- |
 | `hierarchical_bnn` | W1_j = mu + sigma eps_j | mu ~ N(0, 1), log sigma with sigma ~ N+(0, 1) | W2_j, eps_j ~ N(0, 1) |
 | `fedpop` | W1_j = W1 | W1 ~ N(0, 1) | W2_j |
 
 The paper prints sigma with indices in one place and as a scalar in another, and W1_j among the local latents: sigma is
-a scalar here, and Z_L is (W2_j, eps_j). There are no biases. Each silo is one unit. Data are pairs (x, y) with classes
-0, 1, ... as outcomes; everything stays in single precision.
+a scalar here, and Z_L is (W2_j, eps_j). There are no biases. Each client is one unit. Data are pairs (x, y) with
+classes 0, 1, ... as outcomes; all computations are in single precision.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -47,7 +47,7 @@ class SiloNetwork(LatentModel):
     def layers(
         self, z_global: Float[Array, " g"], z_local: Float[Array, " l"]
     ) -> tuple[Float[Array, "p h"], Float[Array, "h c"]]:
-        """W1 and W2 of a silo."""
+        """W1 and W2 of a client."""
 
     @property
     def theta(self) -> None:
@@ -61,7 +61,7 @@ class SiloNetwork(LatentModel):
     def logits(
         self, z_global: Float[Array, " g"], z_local: Float[Array, " l"], x: Float[Array, "n p"]
     ) -> Float[Array, "n c"]:
-        """What goes into the softmax, for each row."""
+        """The input of the softmax, for each row."""
         first, second = self.layers(z_global, z_local)
         return jax.nn.relu(x @ first) @ second
 
@@ -82,14 +82,14 @@ class SiloNetwork(LatentModel):
             raise DataError(f"classes must be 0 to {num_classes - 1}; y holds {wrong[0]:g}: number them from 0")
         return Data((x, y.astype(np.int32)), np.ones(len(y)), np.asarray(len(y)), units_of(None, 1))
 
-    def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
         return None
 
 
 class HierarchicalBNN(SiloNetwork):
-    """First layers that scatter around a common one; made by `hierarchical_bnn`.
+    """First layers that vary around a common one; made by `hierarchical_bnn`.
 
-    Z_G is (mu, log sigma), Z_L of a silo (W2, eps), matrices row by row.
+    Z_G is (mu, log sigma), Z_L of a client (W2, eps), matrices row by row.
     """
 
     sizes: tuple[int, int, int] = eqx.field(static=True)
@@ -127,7 +127,7 @@ class HierarchicalBNN(SiloNetwork):
 
 
 class FedPop(SiloNetwork):
-    """One first layer for all; made by `fedpop`. Z_G is W1, Z_L of a silo W2, row by row."""
+    """One first layer for all; made by `fedpop`. Z_G is W1, Z_L of a client W2, row by row."""
 
     sizes: tuple[int, int, int] = eqx.field(static=True)
 
@@ -156,7 +156,7 @@ class FedPop(SiloNetwork):
 
 
 def hierarchical_bnn(num_features: int, hidden: int, num_classes: int) -> HierarchicalBNN:
-    """Silos' first layers W1_j = mu + sigma eps_j scatter around a common mu; second layers are their own.
+    """Clients' first layers W1_j = mu + sigma eps_j vary around a common mu; second layers are their own.
 
     Fit it with `SFVI(model, dtype=jnp.float32, batch_size=..., coupled=False, dense=False, local_scale=0.1)`.
 
@@ -169,7 +169,7 @@ def hierarchical_bnn(num_features: int, hidden: int, num_classes: int) -> Hierar
 
 
 def fedpop(num_features: int, hidden: int, num_classes: int) -> FedPop:
-    """FedPop, fully Bayesian: the first layer is the same for all silos, second layers are their own.
+    """FedPop, fully Bayesian: the first layer is the same for all clients, second layers are their own.
 
     Example:
         >>> model = fedpop(4, 3, 2)
@@ -179,15 +179,30 @@ def fedpop(num_features: int, hidden: int, num_classes: int) -> FedPop:
     return FedPop(_checked(num_features, hidden, num_classes))
 
 
+@runtime_checkable
+class WithGlobalGaussian(Protocol):
+    """The posterior of a fit by SFVI, which has q(Z_G) as `q`."""
+
+    @property
+    def q(self) -> GlobalGaussian:
+        """The Gaussian over Z_G."""
+        ...
+
+
 def predict_silo(
-    model: SiloNetwork, globals_: Any, local_q: LocalGaussian, x: Any, key: PRNGKeyArray, num_draws: int = 20
+    model: SiloNetwork,
+    globals_: WithGlobalGaussian,
+    local_q: LocalGaussian,
+    x: PyTree,
+    key: PRNGKeyArray,
+    num_draws: int = 20,
 ) -> Float[Array, "n c"]:
-    """Probabilities of the classes at a silo's rows, averaged over draws of q(Z_G) and q(Z_L | Z_G).
+    """Probabilities of the classes at a client's rows, averaged over draws of q(Z_G) and q(Z_L | Z_G).
 
     Args:
         model: one of the two.
-        globals_: what all silos share, with q(Z_G) as `q`: the posterior of a fit.
-        local_q: the silo's own q(Z_L | Z_G).
+        globals_: what all clients share, with q(Z_G) as `q`: the posterior of a fit.
+        local_q: the client's own q(Z_L | Z_G).
         x: rows of features.
         key: of the draws.
         num_draws: how many.
@@ -214,7 +229,7 @@ def _standard_normal(z: Float[Array, "*u d"]) -> Float[Array, "*u"]:
 
 
 def _start(sizes: tuple[int, int, int]) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """Small weights that differ between hidden units and are the same for everybody (W2 may then start at 0)."""
+    """Small weights that differ between hidden units and are the same for all clients (W2 may then start at 0)."""
     num_features, hidden, _ = sizes
     noise = jax.random.normal(jax.random.key(START_KEY), (num_features * hidden,), jnp.float32)
     return noise * math.sqrt(1.0 / num_features), jnp.full_like(noise, START_SCALE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,7 +13,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from cavity.core import Likelihood, PredictiveModel, PredictorDraws
 from cavity.core.checks import network_features, network_rows
 from cavity.core.random import standard_normal
+from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian
+from cavity.distributions.gaussian import GaussianDensity
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import CategoricalSoftmax, GaussianNoise
 from cavity.models.neural.layers import layer_names, num_weights, unpack_layers
@@ -58,12 +59,12 @@ class MLP(PredictorDraws, PredictiveModel):
             x = self.activation(x @ w + b)
         return x @ weights + biases
 
-    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         x, y = batch
         return self.forward(theta, x), y
 
-    def draw_predictor(self, key: PRNGKeyArray, q: Any, batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
-        """Each layer's input to its units is Gaussian given the layer below; it is drawn, and no weight is."""
+    def draw_predictor(self, key: PRNGKeyArray, q: GaussianDensity, batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
+        """Given the layer below, the input to each unit is Gaussian. These inputs are drawn instead of the weights."""
         x, y = batch
         means, variances = unpack_layers(q.mean, self.sizes), unpack_layers(q.variance, self.sizes)
         keys = jax.random.split(key, len(means))
@@ -87,14 +88,14 @@ class MLP(PredictorDraws, PredictiveModel):
         posterior = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), posterior)
 
         def one(key: PRNGKeyArray) -> Array:
-            f, _ = self.draw_predictor(key, posterior, (x, None))
+            f, _ = self.draw_predictor(key, posterior, (x, x[:, 0]))  # no outcome is used
             return self.likelihood.mean(f)
 
         return prediction_from_draws(jax.lax.map(one, jax.random.split(key, num_draws or DEFAULT_DRAWS // 10)))
 
 
 def _mlp(likelihood: Likelihood, sizes: Sequence[int], prior_scale: float) -> MLP:
-    # networks stay in single precision whatever the program's default is
+    # networks use single precision, whatever JAX's default is
     ones = jnp.ones(num_weights(sizes), jnp.float32)
     prior = DiagonalGaussian(0 * ones, ones / jnp.float32(prior_scale) ** 2)
     return MLP(prior, likelihood, tuple(sizes))

@@ -1,9 +1,8 @@
-"""Any network, of equinox, flax or one's own, as a model: its parameters are a pytree, and a Gaussian is over them."""
+"""A network of equinox, flax or your own as a model, with a Gaussian over the pytree of its parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,17 +10,18 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import Likelihood, PredictorModel
+from cavity.core import Likelihood, PredictiveModel, PredictorModel
+from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian
 from cavity.models.function import TreeModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
 
-class NetworkModel(TreeModel, PredictorModel):
+class NetworkModel(TreeModel, PredictorModel, PredictiveModel):
     """y ~ likelihood(apply(parameters, x)), mean field. Build it with `network_model` or `equinox_model`.
 
     Attributes:
-        prior: over the raveled parameters.
+        prior: over the flat vector of parameters.
         likelihood: of an outcome given its predictors.
         template: the parameters' pytree; its values do not matter.
         apply: parameters and inputs [n, ...] to predictors [n, k].
@@ -32,12 +32,13 @@ class NetworkModel(TreeModel, PredictorModel):
     template: PyTree
     apply: Callable[[PyTree, Array], Array] = eqx.field(static=True)
 
-    def forward(self, theta: Float[Array, " d"], x: Any) -> Float[Array, "n k"]:
+    def forward(self, theta: Float[Array, " d"], x: Leaf) -> Float[Array, "n k"]:
         """The predictors at one flat vector of parameters."""
-        x = jnp.asarray(x)
-        return self.apply(self.parameters(theta), x.astype(theta.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
+        inputs = jnp.asarray(x)
+        inputs = inputs.astype(theta.dtype) if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs
+        return self.apply(self.parameters(theta), inputs)
 
-    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Any]:
+    def predictor(self, theta: Float[Array, " d"], batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         x, y = batch
         f = self.forward(theta, x)
         return f, jnp.asarray(y, f.dtype)

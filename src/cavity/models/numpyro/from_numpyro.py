@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from cavity.errors import CavityError
 from cavity.models.glm.columns import example_columns
 from cavity.models.numpyro.latent_model import Latent, NumpyroModel, cut
 from cavity.models.numpyro.rows import check_rows
 from cavity.models.numpyro.sites import (
+    Columns,
+    ModelFunction,
     arguments,
     check_param,
     count_units,
@@ -38,26 +39,26 @@ LARGEST = 1e3  # unconstrained: about the log of the largest number, for draws t
 
 
 def numpyro_model(
-    function: Callable[..., Any],
-    example: Any,
+    function: ModelFunction,
+    example: PyTree,
     *,
     unit: str | None = None,
     num_units: str | None = None,
     local: Sequence[str] = (),
     missing: Sequence[str] = (),
-    start: Mapping[str, Any] | None = None,
+    start: Mapping[str, PyTree] | None = None,
 ) -> NumpyroModel:
-    """A NumPyro model over silos.
+    """A NumPyro model over clients.
 
     Args:
-        function: an ordinary model, called with a silo's columns as keywords. Bind anything else beforehand, with
+        function: an ordinary model, called with a client's columns as keywords. Bind anything else beforehand, with
             `functools.partial`.
-        example: data such as a silo has, a dict of arrays or a table with a few rows; the model is checked with it, and
-            keeps only its names, kinds and shapes.
+        example: data such as a client has, a dict of arrays or a table with a few rows. The model is checked with it,
+            and keeps only names, types and shapes.
         unit: the column that names the unit (county, patient) of each row. Where the function takes it as an argument,
-            it gets the units of a silo numbered 0, 1, ...; where it does not, every row is a unit.
-        num_units: the argument through which the function wants to know a silo's number of units.
-        local: latent sites that belong to a silo as a whole (its own intercept, its own weights).
+            it gets the units of a client numbered 0, 1, ...; where it does not, every row is a unit.
+        num_units: the argument through which the function wants to know a client's number of units.
+        local: latent sites that belong to a client as a whole (its own intercept, its own weights).
         missing: columns that may hold NaN; the model then masks these observations itself.
         start: unconstrained values from which sites start, where the median of the prior is no good start.
 
@@ -75,17 +76,17 @@ def numpyro_model(
     count = count_units(columns, unit) if indexed else num_rows
     latents, locals_, row_axes = [], [], []
     for name, site in base.items():
-        if site["type"] == "param":
+        if site.type == "param":
             check_param(name, traces)
-        elif site["type"] == "sample" and site["is_observed"]:
+        elif site.type == "sample" and site.is_observed:
             row_axes.append((name, observed_axis(name, traces, num_rows)))
-        elif site["type"] == "sample":
-            latent = Latent(name, site["unconstrained_shape"])
+        elif site.type == "sample":
+            latent = Latent(name, site.unconstrained_shape)
             axis = latent_axis(name, traces, unit if indexed else None, count)
             if axis is None:
                 (locals_ if name in local else latents).append(latent)
             elif name in local:
-                raise CavityError(f"the site {name!r} is named as a silo's own, but has one value per row or unit")
+                raise CavityError(f"the site {name!r} is named as a client's own, but has one value per row or unit")
             else:
                 shape = tuple(n for i, n in enumerate(latent.shape) if i != axis)
                 locals_.append(Latent(name, shape, axis))
@@ -94,8 +95,8 @@ def numpyro_model(
             raise CavityError(f"there is no latent site {name!r} to be local; the model has {', '.join(names)}")
     if local and len(of_units := [latent.name for latent in locals_ if latent.unit_axis is not None]):
         raise CavityError(
-            f"{', '.join(local)} would be a silo's own and {', '.join(of_units)} of its units; a model has one or the "
-            "other"
+            f"{', '.join(local)} would belong to a client and {', '.join(of_units)} to its units; a model has one or "
+            "the other"
         )
     if indexed and all(latent.unit_axis is None for latent in locals_):
         raise CavityError(
@@ -111,7 +112,7 @@ def numpyro_model(
         example={name: np.zeros_like(column) for name, column in columns.items()},  # nobody's data travel with it
         latents=tuple(latents),
         locals_=tuple(locals_),
-        learned=_learned(function, columns, num_units, [name for name in base if base[name]["type"] == "param"]),
+        learned=_learned(function, columns, num_units, [name for name in base if base[name].type == "param"]),
         row_axes=tuple(row_axes),
         begin=begin,
         prior_scale=prior_scale,
@@ -126,10 +127,10 @@ def numpyro_model(
 
 
 def numpyro_kinds(first: NumpyroModel, *others: NumpyroModel) -> NumpyroModel:
-    """One model for silos that differ in their columns, and so in their likelihood or their local latents.
+    """One model for clients that differ in their columns, and so in their likelihood or their local latents.
 
-    A silo's columns say which kind it is of. All kinds have the same global latents with the same priors, and learn the
-    same parameters.
+    The columns of a client determine its kind. All kinds have the same global latents with the same priors, and learn
+    the same parameters.
 
     Example: `numpyro_kinds(numpyro_model(counts, ...), numpyro_model(yes_or_no, ...))`
     """
@@ -149,14 +150,14 @@ def numpyro_kinds(first: NumpyroModel, *others: NumpyroModel) -> NumpyroModel:
     for i, model in enumerate((first, *others)):
         if any(model.has_columns(other.example) for other in (first, *others)[:i]):
             raise CavityError(
-                f"two kinds have the columns {', '.join(model.example)}; a silo's kind is known by them, so name the "
+                f"two kinds have the columns {', '.join(model.example)}; a client's kind is known by them, so name the "
                 "outcome differently"
             )
     return replace(first, others=others)
 
 
 def _learned(
-    function: Callable[..., Any], columns: Mapping[str, Any], num_units: str | None, names: Sequence[str]
+    function: ModelFunction, columns: Columns, num_units: str | None, names: Sequence[str]
 ) -> dict[str, Array] | None:
     """The unconstrained start of each `numpyro.param`."""
     if not names:
@@ -166,11 +167,11 @@ def _learned(
 
 
 def _start(
-    function: Callable[..., Any],
-    columns: Mapping[str, Any],
+    function: ModelFunction,
+    columns: Columns,
     num_units: str | None,
     latents: Sequence[Latent],
-    given: Mapping[str, Any],
+    given: Mapping[str, PyTree],
 ) -> tuple[tuple[Array, Array], Array]:
     """Where q starts on the unconstrained scale, with a small scale, and the spread of the prior there.
 
@@ -218,7 +219,7 @@ def _check_directions(model: NumpyroModel, columns: Mapping[str, np.ndarray]) ->
     names = [latent.name for latent in model.latents]
 
     @partial(jax.jit, static_argnums=1)
-    def priors(columns: Mapping[str, Any], num_units: int, key: PRNGKeyArray) -> list[Array]:
+    def priors(columns: Columns, num_units: int, key: PRNGKeyArray) -> list[Array]:
         values = cut(model.latents, model.begin[0])
         sites, log_dets = run_model(model.function, model._arguments(columns, num_units), values, model.theta, key)
         log_probs = {name: jnp.sum(site_log_prob(sites[name])) + jnp.sum(log_dets[name]) for name in names}

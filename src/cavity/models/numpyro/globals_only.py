@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,7 +20,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, LatentModel, Model, PredictiveModel, RowModel
-from cavity.core.fields import as_number
+from cavity.core.fields import Number, as_number
+from cavity.core.types import Leaf
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
@@ -46,13 +46,13 @@ class OnGlobals(Model):
         correction_weight: of its row, for methods in which a client's rows count more or less than once.
     """
 
-    latent: eqx.AbstractVar[Any]  # a NumpyroModel
+    latent: eqx.AbstractVar[NumpyroModel]
     prior: eqx.AbstractVar[Gaussian]
     corrected: eqx.AbstractVar[bool]
     correction_weight: eqx.AbstractVar[Float[Array, ""]]
 
     @abc.abstractmethod
-    def empty_batch(self) -> dict[str, Any]:
+    def empty_batch(self) -> dict[str, np.ndarray]:
         """One row of zeros in the form of a client's."""
 
     def or_correction(
@@ -77,7 +77,7 @@ class OnGlobals(Model):
     def has_kinds(self) -> bool:
         return self.latent.has_kinds
 
-    def with_flag(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def with_flag(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """A client's rows, none of which is the server's."""
         return batch | {SERVER: np.zeros(len(jax.tree.leaves(batch)[0]), bool)} if self.corrected else batch
 
@@ -105,7 +105,7 @@ class GlobalsOnly(OnGlobals, RowModel, PredictiveModel):
         each = jnp.ones(len(jax.tree.leaves(batch)[0]))
         return self.or_correction(theta, batch, each, self.latent.row_log_prob)
 
-    def empty_batch(self) -> dict[str, Any]:
+    def empty_batch(self) -> dict[str, np.ndarray]:
         return {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}
 
     def constrain(self, theta: Float[Array, " d"]) -> dict[str, Array]:
@@ -116,7 +116,7 @@ class GlobalsOnly(OnGlobals, RowModel, PredictiveModel):
         given = {name: column for name, column in as_mapping(batch).items() if name != SERVER}
         return self.with_flag(self.latent.prepare(given).batch)
 
-    def with_correction_weight(self, weight: Any) -> GlobalsOnly:
+    def with_correction_weight(self, weight: Number) -> GlobalsOnly:
         """The same model, whose correction has this weight."""
         return GlobalsOnly(latent=self.latent, prior=self.prior, corrected=self.corrected, correction_weight=weight)
 
@@ -139,7 +139,7 @@ def as_rows(model: Model | LatentModel, family: Family = FullGaussian) -> Model:
     if not isinstance(model, NumpyroModel):
         raise CavityError(f"this method takes a prior and a likelihood of rows, not {type(model).__name__}; use SFVI")
     if sites := ", ".join(latent.name for kind in model.kinds for latent in kind.locals_):
-        raise CavityError(f"{sites} stay at their silo, and this method has global latents alone; use SFVI")
+        raise CavityError(f"{sites} stay at their client, and this method has global latents only; use SFVI")
     if model.learned:
         raise CavityError(f"{', '.join(model.learned)} are learned, which SFVI does; or give them a prior")
     if sites := ", ".join(name for kind in model.kinds for name in kind.drawn):
@@ -161,12 +161,12 @@ def prior_in(family: Family, model: NumpyroModel) -> tuple[Gaussian, bool]:
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), member), corrected  # in the program's precision
 
 
-def _member(family: Family, mean: Any, covariance: Any) -> Gaussian:
+def _member(family: Family, mean: Leaf, covariance: Leaf) -> Gaussian:
     mean, covariance = jnp.asarray(mean, float), jnp.asarray(covariance, float)
     return family.from_moments(mean, covariance if family is FullGaussian else jnp.diagonal(covariance))
 
 
-def _is_diagonal(matrix: Any) -> bool:
+def _is_diagonal(matrix: Leaf) -> bool:
     return bool(np.all(np.asarray(matrix) == np.diag(np.diagonal(matrix))))
 
 

@@ -1,6 +1,6 @@
-"""Any NumPyro model over silos: which latents are global and which stay with their unit is found by tracing it.
+"""A NumPyro model over clients. Tracing it shows which latents are global and which belong to a unit.
 
-The model function is run three times on an example of a silo's data: as it is, with twice the rows, and with one more
+The model function is run three times on an example of a client's data: as it is, with twice the rows, and with one more
 unit. What grows with the units is local, what grows with the rows is an observation per row, and the rest is global.
 Latents live on a flat unconstrained vector, by NumPyro's own bijections.
 """
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,10 +19,20 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, LatentModel
+from cavity.core.types import Leaf
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
 from cavity.models.glm.columns import as_mapping, labels_of, table, units_of
-from cavity.models.numpyro.sites import arguments, drawn_rows, run_model, site_log_prob, sum_but, unconstrained_value
+from cavity.models.numpyro.sites import (
+    Columns,
+    ModelFunction,
+    arguments,
+    drawn_rows,
+    run_model,
+    site_log_prob,
+    sum_but,
+    unconstrained_value,
+)
 
 
 class Latent(eqx.Module):
@@ -43,10 +52,10 @@ class NumpyroModel(LatentModel):
     """A NumPyro model function as a federated model; made by `numpyro_model`.
 
     Attributes:
-        function: the model, called with a silo's columns as keywords.
-        example: a silo's columns; only names, kinds and shapes matter.
+        function: the model, called with a client's columns as keywords.
+        example: a client's columns; only names, kinds and shapes matter.
         latents: the global sites, in order.
-        locals_: the sites of a unit, or of a silo.
+        locals_: the sites of a unit, or of a client.
         learned: the unconstrained start of each `numpyro.param`.
         row_axes: observed site -> the axis of its rows, counted from the last.
         begin: mean and scale of q(Z_G) before any data.
@@ -58,7 +67,7 @@ class NumpyroModel(LatentModel):
         others: the same global latents with other columns, likelihoods and local latents; see `numpyro_kinds`.
     """
 
-    function: Callable[..., Any] = eqx.field(static=True)
+    function: ModelFunction = eqx.field(static=True)
     example: dict[str, np.ndarray]
     latents: tuple[Latent, ...]
     locals_: tuple[Latent, ...]
@@ -74,7 +83,7 @@ class NumpyroModel(LatentModel):
 
     @property
     def kinds(self) -> tuple[NumpyroModel, ...]:
-        """This one, and those for silos with other columns."""
+        """This one, and those for clients with other columns."""
         return (self, *self.others)
 
     @property
@@ -85,19 +94,19 @@ class NumpyroModel(LatentModel):
     def draws_rows(self) -> bool:
         return any(model.drawn for model in self.kinds)
 
-    def kind(self, columns: Any) -> NumpyroModel:
-        """The one for a silo with these columns."""
+    def kind(self, columns: Iterable[str]) -> NumpyroModel:
+        """The one for a client with these columns."""
         for model in self.others:
             if model.has_columns(columns):
                 return model
         return self
 
-    def _kind_for(self, columns: Any) -> NumpyroModel:
+    def _kind_for(self, columns: Iterable[str]) -> NumpyroModel:
         """The one that knows all of these columns, which need not have the outcome, and lacks the fewest."""
         known = [model for model in self.kinds if set(columns) <= {*model.example, model.unit}]
         return min(known or self.kinds, key=lambda model: len({*model.example, model.unit} - {*columns, None}))
 
-    def has_columns(self, columns: Any) -> bool:
+    def has_columns(self, columns: Iterable[str]) -> bool:
         """Whether these are the columns of this kind, with or without that of the units."""
         return set(columns) - {self.unit} == set(self.example) - {self.unit}
 
@@ -140,7 +149,7 @@ class NumpyroModel(LatentModel):
 
     @property
     def has_units(self) -> bool:
-        """Whether its local latents belong to units, and not to a silo as a whole."""
+        """Whether its local latents belong to units, and not to a client as a whole."""
         return any(latent.unit_axis is not None for latent in self.locals_)
 
     @property
@@ -193,7 +202,7 @@ class NumpyroModel(LatentModel):
                 found[name] = jax.ops.segment_sum(rows, places[here], num_units)
         return found
 
-    def row_log_prob(self, z_global: Float[Array, " g"], columns: Mapping[str, Any]) -> Float[Array, " n"]:
+    def row_log_prob(self, z_global: Float[Array, " g"], columns: Columns) -> Float[Array, " n"]:
         """Log p(row | Z_G) of each row, for a model without local latents that sees all rows."""
         if (model := self.kind(columns)) is not self:
             return model.row_log_prob(z_global, columns)
@@ -229,7 +238,7 @@ class NumpyroModel(LatentModel):
         x: PyTree,
         key: PRNGKeyArray,
         z_local: Float[Array, "u l"] | None,
-        labels: Sequence[Any] | None,
+        labels: Sequence[Hashable] | None,
     ) -> Float[Array, "n ..."]:
         """E[y | Z] of the first observed site at new rows, which need not have the observed columns.
 
@@ -241,7 +250,7 @@ class NumpyroModel(LatentModel):
         columns = {name: jnp.asarray(given[name]) for name in self.example if name in given and name != self.unit}
         absent = {name: None for name in self.example if name not in given and name != self.unit}
         num_rows = len(next(iter(columns.values())))
-        mine = labels_of(x, self.unit) if self.unit is not None and self.locals_ else list(range(num_rows))
+        mine: list[Hashable] = labels_of(x, self.unit) if self.unit is not None and self.locals_ else [*range(num_rows)]
         units = list(dict.fromkeys(mine)) if self._indexed else mine
         if self._indexed and self.unit is not None:
             columns[self.unit] = jnp.asarray([units.index(label) for label in mine])
@@ -249,8 +258,10 @@ class NumpyroModel(LatentModel):
         values = cut(self.latents, z_global)
         sites, _ = run_model(self.function, called_with, values, theta, key)
         if self.locals_ and z_local is not None:
-            is_silos_own = self.locals_[0].unit_axis is None
-            known = [0] if is_silos_own else [list(labels or ()).index(u) if u in (labels or ()) else -1 for u in units]
+            is_clients_own = self.locals_[0].unit_axis is None
+            known = (
+                [0] if is_clients_own else [list(labels or ()).index(u) if u in (labels or ()) else -1 for u in units]
+            )
             picked = cut_units(self.locals_, z_local[jnp.asarray(known)])
             for latent in self.locals_:
                 drawn = unconstrained_value(sites[latent.name])
@@ -267,7 +278,7 @@ class NumpyroModel(LatentModel):
     def prepare(self, value: PyTree) -> Data:
         if self.others and not any(model.has_columns(as_mapping(value)) for model in self.kinds):
             known = "; or ".join(", ".join(model.example) for model in self.kinds)
-            raise DataError(f"no kind of silo has the columns {', '.join(as_mapping(value))}; there are {known}")
+            raise DataError(f"no kind of client has the columns {', '.join(as_mapping(value))}; there are {known}")
         if (model := self.kind(as_mapping(value))) is not self:
             return model.prepare(value)
         columns = table(value, self.example, self.unit, self.missing)
@@ -284,14 +295,14 @@ class NumpyroModel(LatentModel):
             raise DataError(f"the column '{self.unit}' names a unit twice, but the model has latents for every row")
         return Data(columns, np.ones(num_rows), np.asarray(num_rows), units_of(labels, len(labels)))
 
-    def unit_labels(self, value: PyTree) -> Sequence[Any] | None:
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
         if (model := self.kind(as_mapping(value))) is not self:
             return model.unit_labels(value)
         if self.unit is None or not self.has_units:
             return None
         return list(dict.fromkeys(labels_of(value, self.unit)))
 
-    def _arguments(self, columns: Mapping[str, Any], num_units: int | None) -> dict[str, Any]:
+    def _arguments(self, columns: Columns, num_units: int | None) -> dict[str, Leaf | int | None]:
         return arguments(self.function, columns, self.num_units, num_units)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from jaxtyping import Array
 
 from cavity.errors import CavityError
 from cavity.models.numpyro.latent_model import NumpyroModel, cut, cut_units
-from cavity.models.numpyro.sites import count_units, run_model, site_log_prob, sum_but
+from cavity.models.numpyro.sites import Columns, count_units, run_model, site_log_prob, sum_but
 from cavity.models.row_independence import NUM_OTHERS, TOLERANCE, Company, depends_on_others, some_values
 
 MORE_UNITS = 3  # beside those of the example; one of them without rows
@@ -38,14 +37,14 @@ def check_rows(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: Se
             name = name or site
     if name is not None:
         raise CavityError(
-            f"what the site {name!r} says of a row or unit depends on the others at its silo (a mean over rows, their "
-            "number or order, the row before, other units' latents); compute what is needed beforehand, as a column"
+            f"the value of site {name!r} for a row or unit depends on others at the same client (a mean over rows, "
+            "their number or order, the previous row, latents of other units); compute it in advance, as a column"
         )
     for site, expected in alone.items():
         if np.isfinite(expected).all() and not np.isfinite(padded[site]).all():
             raise CavityError(
-                f"the site {site!r} is not finite for a unit without rows, with which silos are padded; let the model "
-                "give such a unit some number, as 0"
+                f"the site {site!r} is not finite for a unit without rows, as used for padding; let the model "
+                "give such a unit a finite value, such as 0"
             )
 
 
@@ -62,7 +61,7 @@ class _Probe:
         self._own = np.random.default_rng(2).normal(size=size).astype(model.begin[0].dtype)
 
         @partial(jax.jit, static_argnums=1)
-        def terms(columns: Mapping[str, Any], count: int, z: Array, own: Array) -> tuple[dict, dict]:
+        def terms(columns: Columns, count: int, z: Array, own: Array) -> tuple[dict, dict]:
             values = cut(model.latents, z) | cut_units(model.locals_, own)
             called_with = model._arguments(columns, count)
             sites, log_dets = run_model(model.function, called_with, values, model.theta, jax.random.key(2))
@@ -100,7 +99,7 @@ class _Probe:
             found = [self._terms(given, len(whose), z, jnp.asarray(self._own[whose])) for z in self._at]
         except (TypeError, ValueError) as error:
             raise CavityError(
-                f"the model cannot be computed with {len(company.rows)} rows, but silos differ in how many they have: "
+                f"the model cannot be computed with {len(company.rows)} rows, but clients have different numbers: "
                 f"{error}"
             ) from None
         return jax.tree.map(lambda *parts: np.stack(parts, axis=1), *found)

@@ -1,30 +1,72 @@
-"""The sites of a NumPyro model: run with given values, and probed for what grows with rows and units."""
+"""The sites of a NumPyro model: evaluated at given values, and tested for which grow with rows and units."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from cavity.core.types import Leaf
 from cavity.errors import CavityError
 
 LOG_DET = "log determinant of "
+ModelFunction = Callable[..., object]  # a NumPyro model, called with columns as keywords; its result is not used
+Columns = Mapping[str, Leaf]
+Arguments = Mapping[str, Leaf | int | None]  # what a model function is called with
+Site = dict[str, Any]  # NumPyro's record of a site, whose values have no declared types
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A plate around a site, as NumPyro records it."""
+
+    name: str
+    dim: int
+
+
+class SiteShape(eqx.Module):
+    """What is known about a site without its values.
+
+    Attributes:
+        type: sample, param, plate or another type of NumPyro.
+        is_observed: whether it is an observation.
+        frames: the plates around it.
+        shape: of its value; for an observation, of its log density.
+        num_batch_axes: the number of axes of a latent site that are independent.
+        unconstrained_shape: of a latent site on the unconstrained scale.
+        size: of a plate.
+        drawn: how many entries a plate draws; None for all.
+    """
+
+    type: str
+    is_observed: bool
+    frames: Sequence[Frame]
+    shape: tuple[int, ...] = ()
+    num_batch_axes: int = 0
+    unconstrained_shape: tuple[int, ...] = ()
+    size: int = 0
+    drawn: int | None = None
+
+
+Shapes = Mapping[str, SiteShape]
 
 
 def run_model(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
+    function: ModelFunction,
+    arguments: Arguments,
     values: Mapping[str, Array],
-    theta: Any,
-    key: Any = None,
+    theta: PyTree,
+    key: PRNGKeyArray | None = None,
     *,
     validate: bool = False,
-) -> tuple[dict[str, Any], dict[str, Array]]:
+) -> tuple[dict[str, Site], dict[str, Array]]:
     """The trace of the model with these unconstrained values, and the log determinants of their bijections.
 
     NumPyro checks its distributions' parameters only if asked to: an example's columns may be nonsense, such as 0.
@@ -33,13 +75,13 @@ def run_model(
     from numpyro import handlers
     from numpyro.distributions import ImproperUniform, biject_to
 
-    def fill(site: dict[str, Any]) -> Any:
-        name: str = site["name"]
-        fn: Any = site.get("fn")
+    def fill(site: Site) -> Array | None:
+        name = site["name"]
         if site["type"] == "param" and theta is not None and name in theta:
             return biject_to(site["kwargs"].get("constraint", _real()))(theta[name])
         if site["type"] != "sample" or site["is_observed"]:
             return None
+        fn = site["fn"]
         improper = isinstance(_innermost(fn), ImproperUniform)
         if name not in values and not improper:
             return None
@@ -65,20 +107,22 @@ def run_model(
 
 
 def arguments(
-    function: Callable[..., Any], columns: Mapping[str, Any], num_units: str | None, count: int | None
-) -> dict[str, Any]:
-    """What the function is called with: the columns that it takes, and the number of units if it asks for it."""
+    function: ModelFunction, columns: Mapping[str, Leaf | None], num_units: str | None, count: int | None
+) -> dict[str, Leaf | int | None]:
+    """The arguments of the function: the columns that it takes, and the number of units if it has this argument."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     chosen = {name: column for name, column in columns.items() if takes_all or name in parameters}
-    chosen = {name: None if column is None else jnp.asarray(column) for name, column in chosen.items()}
-    return chosen if num_units is None else chosen | {num_units: 1 if count is None else count}
+    found: dict[str, Leaf | int | None] = {
+        name: None if column is None else jnp.asarray(column) for name, column in chosen.items()
+    }
+    return found if num_units is None else found | {num_units: 1 if count is None else count}
 
 
 def probe(
-    function: Callable[..., Any], columns: dict[str, np.ndarray], unit: str | None, num_units: str | None
-) -> dict[str, dict[str, Any]]:
-    """What the sites look like with the example, with twice its rows, and with one more unit."""
+    function: ModelFunction, columns: dict[str, np.ndarray], unit: str | None, num_units: str | None
+) -> dict[str, Shapes]:
+    """The shapes of the sites with the example, with twice its rows, and with one more unit."""
     count = count_units(columns, unit)
     doubled = {name: np.concatenate([column, column]) for name, column in columns.items()}
     traces = {
@@ -89,7 +133,7 @@ def probe(
     for trace in traces.values():
         if changing := sorted(set(trace) ^ set(traces["as it is"])):
             raise CavityError(
-                f"the site {changing[0]!r} is there or not by the number of rows or units; use a plate, not a loop"
+                f"the site {changing[0]!r} exists for some numbers of rows or units only; use a plate, not a loop"
             )
     return traces
 
@@ -99,23 +143,22 @@ def count_units(columns: Mapping[str, np.ndarray], unit: str | None) -> int:
     return int(columns[unit].max()) + 1 if unit is not None and unit in columns else 1
 
 
-def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> type and shapes of each site; run abstractly, as it will be when it is compiled."""
-    found: dict[str, dict[str, Any]] = {}
+def _shapes(function: ModelFunction, called_with: Arguments) -> Shapes:
+    """Name -> type and shapes of each site. The model is traced, as it is when it is compiled."""
+    found: dict[str, SiteShape] = {}
     rest = {name: value for name, value in called_with.items() if isinstance(value, int)}
     arrays = {name: value for name, value in called_with.items() if name not in rest}
 
     def run(arrays: dict[str, Array]) -> None:
         sites, _ = run_model(function, rest | arrays, {}, None, validate=True)
         for name, site in sites.items():
-            entry: dict[str, Any] = {"type": site["type"], "is_observed": site.get("is_observed", False)}
-            entry["frames"] = site.get("cond_indep_stack", [])
+            entry = SiteShape(site["type"], bool(site.get("is_observed", False)), site.get("cond_indep_stack", []))
             if site["type"] == "plate":
-                entry["size"], entry["drawn"] = site["args"]
+                entry = replace(entry, size=site["args"][0], drawn=site["args"][1])
             elif site["type"] == "param":
-                entry["shape"] = np.shape(site["value"])
+                entry = replace(entry, shape=np.shape(site["value"]))
             elif site["type"] == "sample" and site["is_observed"]:
-                entry["shape"] = jnp.shape(site_log_prob(site))
+                entry = replace(entry, shape=jnp.shape(site_log_prob(site)))
             elif site["type"] == "sample":
                 if site["fn"].is_discrete:
                     raise CavityError(
@@ -123,8 +166,12 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
                         "or give it a continuous relaxation"
                     )
                 shape = jnp.shape(site["value"])
-                entry |= {"shape": shape, "num_batch_axes": len(shape) - site["fn"].event_dim}
-                entry["unconstrained_shape"] = tuple(_bijection(site).inverse_shape(shape))
+                entry = replace(
+                    entry,
+                    shape=shape,
+                    num_batch_axes=len(shape) - site["fn"].event_dim,
+                    unconstrained_shape=tuple(_bijection(site).inverse_shape(shape)),
+                )
             found[name] = entry
 
     try:
@@ -137,9 +184,9 @@ def _shapes(function: Callable[..., Any], called_with: Mapping[str, Any]) -> dic
     return found
 
 
-def grown_axis(name: str, traces: Mapping[str, Mapping[str, Any]], which: str) -> int | None:
+def grown_axis(name: str, traces: Mapping[str, Shapes], which: str) -> int | None:
     """The axis along which a site grows in another trace, or None."""
-    base, other = traces["as it is"][name]["shape"], traces[which][name]["shape"]
+    base, other = traces["as it is"][name].shape, traces[which][name].shape
     if len(base) != len(other):
         raise CavityError(f"the site {name!r} changes its number of dimensions with the data")
     axes = [axis for axis, (a, b) in enumerate(zip(base, other, strict=True)) if a != b]
@@ -148,15 +195,15 @@ def grown_axis(name: str, traces: Mapping[str, Mapping[str, Any]], which: str) -
     return axes[0] if axes else None
 
 
-def check_param(name: str, traces: Mapping[str, Mapping[str, Any]]) -> None:
-    """What is learned is the same for all silos."""
+def check_param(name: str, traces: Mapping[str, Shapes]) -> None:
+    """What is learned is the same for all clients."""
     if any(grown_axis(name, traces, which) is not None for which in ("twice the rows", "one more unit")):
         raise CavityError(
-            f"the numpyro.param {name!r} has one value per row or unit, but all silos share it; make it a latent site"
+            f"the numpyro.param {name!r} has one value per row or unit, but all clients share it; make it a latent site"
         )
 
 
-def latent_axis(name: str, traces: Mapping[str, Mapping[str, Any]], unit: str | None, count: int) -> int | None:
+def latent_axis(name: str, traces: Mapping[str, Shapes], unit: str | None, count: int) -> int | None:
     """The axis of a latent site along which the `count` units lie (the rows, where no column says); None if global."""
     site, wider = traces["as it is"][name], traces["twice the rows"]
     by_row, by_unit = (grown_axis(name, traces, which) for which in ("twice the rows", "one more unit"))
@@ -173,50 +220,50 @@ def latent_axis(name: str, traces: Mapping[str, Mapping[str, Any]], unit: str | 
     axis = by_row if unit is None else by_unit
     if axis is None:
         return None
-    if axis >= site["num_batch_axes"]:
+    if axis >= site.num_batch_axes:
         raise CavityError(
             f"the latent site {name!r} is one draw for all rows or units together (`to_event`, or a multivariate "
-            "distribution over them), which no silo can share out; put it into a plate"
+            "distribution over them), which clients cannot share; put it into a plate"
         )
-    if site["shape"][axis] != count:
-        raise CavityError(f"the latent site {name!r} has {site['shape'][axis]} values for {count} rows or units")
+    if site.shape[axis] != count:
+        raise CavityError(f"the latent site {name!r} has {site.shape[axis]} values for {count} rows or units")
     return axis
 
 
-def observed_axis(name: str, traces: Mapping[str, Mapping[str, Any]], num_rows: int) -> int:
+def observed_axis(name: str, traces: Mapping[str, Shapes], num_rows: int) -> int:
     """The axis of an observed site along which the rows lie, counted from the last."""
     base, wider = traces["as it is"], traces["twice the rows"]
     plates = list(drawing(wider[name], wider))
     for frame in plates:
-        if (base[frame.name]["size"], wider[frame.name]["size"]) == (num_rows, 2 * num_rows):
+        if (base[frame.name].size, wider[frame.name].size) == (num_rows, 2 * num_rows):
             return frame.dim
-    axis, shape = grown_axis(name, traces, "twice the rows"), base[name]["shape"]
+    axis, shape = grown_axis(name, traces, "twice the rows"), base[name].shape
     if axis is None:
         what = "value per unit" if grown_axis(name, traces, "one more unit") is not None else "sum"
         raise CavityError(
-            f"the observed site {name!r} is not one value per row of the data but one {what}, so it cannot be shared "
-            "out to silos; put it into a plate over the rows"
+            f"the observed site {name!r} is not one value per row of the data but one {what}, so it cannot be "
+            "divided over clients; put it into a plate over the rows"
         )
-    if (shape[axis], wider[name]["shape"][axis]) != (num_rows, 2 * num_rows):
+    if (shape[axis], wider[name].shape[axis]) != (num_rows, 2 * num_rows):
         raise CavityError(f"the observed site {name!r} has {shape[axis]} values for {num_rows} rows; it needs one each")
     for frame in plates:
         if frame.dim == axis - len(shape):
             raise CavityError(
-                f"the plate {frame.name!r} of the observed site {name!r} has the size {base[frame.name]['size']}, but "
+                f"the plate {frame.name!r} of the observed site {name!r} has the size {base[frame.name].size}, but "
                 f"there are {num_rows} rows; let its size be their number"
             )
     return axis - len(shape)
 
 
-def drawing(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Iterator[Any]:
-    """The frames of the plates around a site that draw some of their entries."""
-    for frame in site["frames"]:
+def drawing(site: SiteShape, trace: Shapes) -> Iterator[Frame]:
+    """The plates around a site that draw some of their entries."""
+    for frame in site.frames:
         plate = trace.get(frame.name)
-        if plate is not None and plate["drawn"] is not None and plate["drawn"] != plate["size"]:
+        if plate is not None and plate.drawn is not None and plate.drawn != plate.size:
             yield frame
 
 
-def drawn_rows(sites: Mapping[str, Any], name: str, axis: int) -> Array | None:
+def drawn_rows(sites: Mapping[str, Site], name: str, axis: int) -> Array | None:
     """Which rows a plate has drawn for a site whose rows lie along this axis; None for all."""
     for frame in sites[name]["cond_indep_stack"]:
         size, drawn = sites[frame.name]["args"] if frame.name in sites else (0, None)
@@ -225,7 +272,7 @@ def drawn_rows(sites: Mapping[str, Any], name: str, axis: int) -> Array | None:
     return None
 
 
-def site_log_prob(site: Mapping[str, Any]) -> Array:
+def site_log_prob(site: Site) -> Array:
     """Log density of a site's value, scaled as its plates say; one number per independent entry."""
     log_prob = site["fn"].log_prob(site["value"])
     return log_prob if site.get("scale") is None else log_prob * site["scale"]
@@ -236,7 +283,7 @@ def sum_but(term: Array, axis: int) -> Array:
     return jnp.sum(term, axis=tuple(i for i in range(term.ndim) if i != axis % term.ndim))
 
 
-def unconstrained_param(site: Mapping[str, Any]) -> Array:
+def unconstrained_param(site: Site) -> Array:
     """Where a `numpyro.param` starts, on the unconstrained scale."""
     from numpyro.distributions import biject_to
 
@@ -249,7 +296,7 @@ def unconstrained_param(site: Mapping[str, Any]) -> Array:
     return start
 
 
-def _bijection(site: Mapping[str, Any]) -> Any:
+def _bijection(site: Site) -> Any:
     from numpyro.distributions import biject_to
 
     try:
@@ -274,7 +321,7 @@ def _real() -> Any:
     return constraints.real
 
 
-def unconstrained_value(site: Mapping[str, Any]) -> Array:
+def unconstrained_value(site: Site) -> Array:
     """A latent site's value on the unconstrained scale."""
     from numpyro.distributions import biject_to
 

@@ -12,38 +12,38 @@ points of Algorithm 2, with all rows of the client as one likelihood. `PowerEP` 
 agree where a client has one row.
 
 E_q is a sum over fixed nodes around q, as in `ThetaNodes`: Gauss-Hermite grids for up to three parameters, draws for
-more, which blur the power of a likelihood of many rows (the paper's reason to take single rows). As alpha goes to 1 the
-objective loses its dependence on q, and the nodes' error is all that is left.
+more. Draws are inaccurate for a power of the likelihood of many rows, which is why the paper uses single rows. As alpha
+goes to 1 the objective loses its dependence on q, and only the error of the nodes is left.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from cavity.core import Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
+from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import as_count, as_number, require
+from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.quadrature import normal_nodes
 from cavity.solvers.coordinates import MomentCoordinates
 from cavity.solvers.fixed_point import check_suitable
 from cavity.solvers.lbfgs import LBFGSState, is_flat, lbfgs_step
 from cavity.solvers.natural_gradient import near_optimum
+from cavity.solvers.optimiser import Optimiser
 
 SYSTEM = MomentCoordinates()
 
 
 class AlphaDivergence(Solver):
-    """For Gaussian families and any loss with KL or a multiple of it, whose place alpha takes; all rows in each step.
+    """For Gaussian families and any loss. Alpha replaces the KL divergence or its multiple; all rows in each step.
 
     Attributes:
         alpha: in (0, 1); near 0 it is VI, 1/2 the Hellinger distance.
         tolerance: stop when no entry of the gradient exceeds this, in nats per unit of a coordinate; None is 1e-6,
             or 1e-2 in single precision.
-        max_steps: stop after so many steps.
+        max_steps: the maximum number of steps.
     """
 
     alpha: Float[Array, ""] = eqx.field(converter=as_number, default=0.5)
@@ -61,17 +61,17 @@ class AlphaDivergence(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         check_suitable(model, loss, divergence, None)
 
-    def init(self, problem: Problem) -> LBFGSState:
+    def init(self, problem: Problem[Gaussian]) -> LBFGSState:
         variational = near_optimum(problem)
         coordinates, loss = SYSTEM.of(variational.current.q), variational.initial_loss
         return LBFGSState(
             coordinates, _optimiser().init(coordinates), loss, jnp.full_like(loss, jnp.inf), jnp.asarray(0)
         )
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: LBFGSState) -> LBFGSState:
+    def step(self, key: PRNGKeyArray, problem: Problem[Gaussian], state: LBFGSState) -> LBFGSState:
         def objective(coordinates: PyTree) -> Float[Array, ""]:
             value = _objective(problem, SYSTEM.natural(coordinates, problem.start), self.alpha)
-            return jnp.where(jnp.isnan(value), jnp.inf, value)  # an overflow must lose every comparison
+            return jnp.where(jnp.isnan(value), jnp.inf, value)  # so that an overflow loses every comparison
 
         moved, optimiser, slope = lbfgs_step(_optimiser(), objective, state.coordinates, state.optimiser)
         return LBFGSState(moved, optimiser, state.initial_loss, slope, state.steps + 1)
@@ -79,21 +79,20 @@ class AlphaDivergence(Solver):
     def done(self, state: LBFGSState) -> Bool[Array, ""]:
         return is_flat(state.slope, self.tolerance) | (state.steps >= self.max_steps)
 
-    def result(self, problem: Problem, state: LBFGSState) -> Solution:
+    def result(self, problem: Problem[Gaussian], state: LBFGSState) -> Solution:
         tilted = SYSTEM.natural(state.coordinates, problem.start)
         return Solution(tilted, state.initial_loss, state.steps, is_flat(state.slope, self.tolerance))
 
 
-def _optimiser() -> Any:
+def _optimiser() -> Optimiser:
     import optax
 
     return optax.lbfgs(memory_size=20)
 
 
-def _objective(problem: Problem, q: Any, alpha: Float[Array, ""]) -> Float[Array, ""]:
-    assert isinstance(problem.divergence, MultipleOfKL)
+def _objective(problem: Problem[Gaussian], q: Gaussian, alpha: Float[Array, ""]) -> Float[Array, ""]:
     nodes, weights = (jnp.asarray(part, q.mean.dtype) for part in normal_nodes(q.dimension))
-    alpha, scale = (jnp.asarray(number, q.mean.dtype) for number in (alpha, problem.divergence.weight))
+    alpha, scale = alpha.astype(q.mean.dtype), problem.kl_weight(q.mean.dtype)
 
     def log_tilted(theta: Float[Array, " d"]) -> Float[Array, ""]:
         return problem.cavity.log_factor(theta) - problem.loss.total(problem.model, theta, problem.data) / scale

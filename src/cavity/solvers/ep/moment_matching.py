@@ -20,18 +20,19 @@ mean of the smallest and the largest eigenvalue of all P.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cavity.core import Divergence, GaussianRows, Loss, Model, MultipleOfKL, Problem, Solution, Solver
-from cavity.core.fields import as_number, require
+from cavity.core import Divergence, GaussianRows, Loss, Model, Problem, Solution, Solver
+from cavity.core.fields import Count, as_number, require
 from cavity.distributions.full import FullGaussian, as_full
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.isotropic import IsotropicGaussian
 from cavity.errors import UnsuitableError
+from cavity.solvers.requirements import require_family
 
 
 class MomentMatchingState(eqx.Module):
@@ -63,43 +64,36 @@ class MomentMatching(Solver):
             require(self.precision_per_row, lambda c: c > 0, "the precision of a row's factor must be positive")
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
-        if not (isinstance(model, GaussianRows) and model.has_gaussian_rows):
-            raise UnsuitableError(
-                f"moments have a closed form where the likelihood is Gaussian in theta (a location, or a linear "
-                f"regression with known noise), which that of this {type(model).__name__} is not; use PowerEP"
-            )
-        if not isinstance(model.prior, Gaussian):
-            raise UnsuitableError(f"moment matching needs a Gaussian family; the prior is {type(model.prior).__name__}")
-        if loss.likelihood_power is None or not isinstance(divergence, MultipleOfKL):
+        _gaussian_rows(model)
+        require_family(model, "moment matching", Gaussian)
+        if loss.likelihood_power is None or divergence.kl_weight is None:
             raise UnsuitableError(
                 "moment matching needs the negative log likelihood (tempered or not) or score matching, and KL "
                 f"(weighted or not), not {type(loss).__name__} and {type(divergence).__name__}; use PowerEP for other "
                 "losses, LBFGS or Gradient for other divergences"
             )
 
-    def steps_for(self, num_rows: Any) -> Any:
+    def steps_for(self, num_rows: Count) -> int:
         return 0
 
-    def init(self, problem: Problem) -> MomentMatchingState:
-        assert isinstance(problem.model, GaussianRows)
-        factor, constant = problem.model.likelihood_factor(problem.data)
-        power = jnp.asarray(problem.loss.likelihood_power, constant.dtype)
+    def init(self, problem: Problem[Gaussian]) -> MomentMatchingState:
+        factor, constant = _gaussian_rows(problem.model).likelihood_factor(problem.data)
+        power = problem.likelihood_power(constant.dtype)
         return MomentMatchingState(factor**power, power * constant)
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: MomentMatchingState) -> MomentMatchingState:
+    def step(self, key: PRNGKeyArray, problem: Problem[Gaussian], state: MomentMatchingState) -> MomentMatchingState:
         return state
 
     def done(self, state: MomentMatchingState) -> Bool[Array, ""]:
         return jnp.asarray(True)
 
-    def result(self, problem: Problem, state: MomentMatchingState) -> Solution:
-        assert isinstance(problem.divergence, MultipleOfKL)
-        cavity, weight = problem.cavity, jnp.asarray(problem.divergence.weight, state.constant.dtype)
+    def result(self, problem: Problem[Gaussian], state: MomentMatchingState) -> Solution:
+        cavity, weight = problem.cavity, problem.kl_weight(state.constant.dtype)
         exact = as_full(cavity) * state.factor ** (1.0 / weight)
         if self.precision_per_row is None:
             tilted = cavity.with_moments_of(exact)
         else:
-            power = jnp.asarray(problem.loss.likelihood_power, weight.dtype) / weight
+            power = problem.likelihood_power(weight.dtype) / weight
             identity = self.precision_per_row.astype(weight.dtype) * power * jnp.sum(jnp.asarray(problem.data.weight))
             factor = cavity.with_moments_of(IsotropicGaussian(jnp.zeros_like(exact.mean), identity))
             tilted = (cavity * factor).with_mean(exact.mean)
@@ -109,3 +103,12 @@ class MomentMatching(Solver):
             steps=jnp.asarray(0),
             converged=exact.is_proper,
         )
+
+
+def _gaussian_rows(model: Model) -> GaussianRows:
+    if model.gaussian_rows is None:
+        raise UnsuitableError(
+            f"moments have a closed form where the likelihood is Gaussian in theta (a location, or a linear "
+            f"regression with known noise), which that of this {type(model).__name__} is not; use PowerEP"
+        )
+    return model.gaussian_rows

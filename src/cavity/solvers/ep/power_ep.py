@@ -1,6 +1,6 @@
 """Power expectation propagation, with one factor per row of a client (PVI, Algorithms 2 and 4; Minka, 2004).
 
-Inside a client, what the others know (the problem's cavity) is the prior, and every row n has a factor of its own:
+Inside a client the problem's cavity is the prior, and every row n has a factor of its own:
 
     q          = cavity * factor_1 * ... * factor_N
     cavity_n   = q / factor_n ** alpha
@@ -11,15 +11,16 @@ alpha = 1 is expectation propagation, alpha to 0 the fixed-point update of VI (p
 product of its rows', so that clients who all do this end where one client with all rows would: at power EP with alpha
 for every row of the pooled data.
 
-Stochastic power EP (`tied`) has one factor for all rows, t with q = cavity * t ** N: each row takes the average factor
-out, cavity_n = q / t ** alpha, and t ** N becomes the product of all refits. It needs no memory per row.
+Stochastic power EP (`tied`) has one factor for all rows, t with q = cavity * t ** N: each row removes the average
+factor, cavity_n = q / t ** alpha, and t ** N becomes the product of all refits. It needs no memory per row.
 
-All rows at once go astray from afar, where each refit row corrects for all the others' errors. So a solve begins near
-its end, at the optimum of VI, which a line search finds from anywhere. A client keeps nothing between messages, so its
-rows' factors are not known there; their product is. This `shared` factor counts as tied until sweeps have replaced it.
+Refitting all rows at once diverges from a distant start, where each row corrects for the errors of all others. A solve
+therefore starts at the optimum of VI, which a line search finds from anywhere. A client keeps no state between
+messages, so the factors of its rows are not known there, but their product is. This `shared` factor counts as tied
+until sweeps have replaced it.
 
-A row of negative precision can leave the cavity of another improper. Such a row keeps its factor for a sweep, and a
-solve that ends with one has not converged. A step whose product would be improper is not taken; rho is halved.
+A factor of negative precision can make the cavity of another row improper. Such a row keeps its factor for a sweep, and
+a solve that ends with one has not converged. A step with an improper product is not taken; rho is halved.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cavity.core import Divergence, LinearModel, Loss, Model, MultipleOfKL, Problem, RowModel, Solution, Solver
+from cavity.core import Divergence, Loss, Model, Problem, RowModel, Solution, Solver
 from cavity.core.fields import as_count, as_number, require
 from cavity.distributions.full import FullGaussian, as_full
 from cavity.distributions.gaussian import Gaussian, row_roots
@@ -40,18 +41,19 @@ from cavity.solvers.ep.row_moments import refit
 from cavity.solvers.ep.row_views import RowFactors, RowView, row_view
 from cavity.solvers.fixed_point import NEWTON_LIMIT, default_tolerance
 from cavity.solvers.natural_gradient import near_optimum
+from cavity.solvers.requirements import linear_model, require_family, require_multiple_of_kl
 
-THETA_LIMIT = 20  # parameters that a row of a model without linear predictors may see
+THETA_LIMIT = 20  # maximum number of parameters of a model without linear predictors
 RECOVERY = 1.25  # the factor by which rho grows after a sweep that moved less than the one before it
 SMALLEST_STEP = 1e-4
 
 
 class PowerEPState(eqx.Module):
-    """Where the sweeps stand.
+    """The state of the sweeps.
 
     Attributes:
         q: cavity * shared * the product of the rows' factors.
-        shared: what no row has a factor of its own for.
+        shared: the factor that does not yet belong to single rows.
         factors: of the rows; None where they are tied.
         initial_loss: E[loss] under the problem's start.
         step_size: rho of the next sweep.
@@ -75,14 +77,14 @@ class PowerEP(Solver):
 
     Tilted moments are one-dimensional sums for a model with one linear predictor, exact to rounding; small grids or
     fixed draws for softmax regression and others with several predictors; fixed draws of theta for any other model.
-    The iteration is in full Gaussians. A smaller family gets the moments of its end: the same mean, and the variances.
+    The iteration uses full Gaussians. A smaller family gets the moments of the result: its mean and variances.
 
     Attributes:
         alpha: in (0, 1]; 1 is expectation propagation.
         tied: one factor for all rows of a client: stochastic (power) EP.
         tolerance: stop when KL(next : current) of an undamped sweep falls below it, in nats; None is 1e-10, or 1e-7 in
             single precision.
-        max_steps: stop after so many steps, those of VI at the start included.
+        max_steps: the maximum number of steps, including those of VI at the start.
 
     Example:
         >>> import cavity
@@ -104,33 +106,29 @@ class PowerEP(Solver):
         )
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
-        if not isinstance(model.prior, Gaussian):
-            raise UnsuitableError(f"power EP needs a Gaussian family; the prior is {type(model.prior).__name__}")
-        if not isinstance(divergence, MultipleOfKL):
-            raise UnsuitableError(
-                f"power EP needs the divergence KL or a multiple of it, not {type(divergence).__name__}; use LBFGS or "
-                "Gradient"
-            )
+        prior = require_family(model, "power EP", Gaussian)
+        require_multiple_of_kl(divergence, "power EP")
         if not isinstance(model, RowModel):
             raise UnsuitableError(
                 f"power EP has a factor for every row, but the likelihood of {type(model).__name__} is not a sum over "
                 "rows (`RowModel`); use NaturalGradient, Laplace or AlphaDivergence"
             )
-        limit = NEWTON_LIMIT if isinstance(model, LinearModel) else THETA_LIMIT
-        if model.prior.dimension > limit:
-            what = "with linear predictors" if isinstance(model, LinearModel) else "without linear predictors"
+        is_linear = linear_model(model) is not None
+        limit = NEWTON_LIMIT if is_linear else THETA_LIMIT
+        if prior.dimension > limit:
+            what = "with linear predictors" if is_linear else "without linear predictors"
             raise UnsuitableError(
                 f"power EP matches moments row by row, for a model {what} up to {limit} parameters; "
-                f"{type(model).__name__} has {model.prior.dimension}. Use NaturalGradient or Gradient"
+                f"{type(model).__name__} has {prior.dimension}. Use NaturalGradient or Gradient"
             )
 
-    def init(self, problem: Problem) -> PowerEPState:
-        problem = replace(problem, start=as_full(problem.start), cavity=as_full(problem.cavity))
-        variational = near_optimum(problem)
-        q, loss = variational.current.q, variational.initial_loss
+    def init(self, problem: Problem[Gaussian]) -> PowerEPState:
+        full = replace(problem, start=as_full(problem.start), cavity=as_full(problem.cavity))
+        variational = near_optimum(full)
+        q, loss = as_full(variational.current.q), variational.initial_loss
         return PowerEPState(
             q=q,
-            shared=q / problem.cavity,
+            shared=q / as_full(problem.cavity),
             factors=None if self.tied else row_view(problem).empty(loss.dtype),
             initial_loss=loss,
             step_size=jnp.ones_like(loss),
@@ -139,7 +137,7 @@ class PowerEP(Solver):
             steps=variational.steps,
         )
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: PowerEPState) -> PowerEPState:
+    def step(self, key: PRNGKeyArray, problem: Problem[Gaussian], state: PowerEPState) -> PowerEPState:
         view, rho, alpha = row_view(problem), state.step_size, self.alpha.astype(state.gap.dtype)
         mean, root, usable = _cavities(view, state, alpha)
         refits = refit(view.log_likelihood, mean, root, alpha)
@@ -175,7 +173,7 @@ class PowerEP(Solver):
     def done(self, state: PowerEPState) -> Bool[Array, ""]:
         return self._small(state) | (state.steps >= self.max_steps) | (state.step_size < SMALLEST_STEP)
 
-    def result(self, problem: Problem, state: PowerEPState) -> Solution:
+    def result(self, problem: Problem[Gaussian], state: PowerEPState) -> Solution:
         tilted = problem.start.with_moments_of(state.q)
         return Solution(tilted, state.initial_loss, state.steps, self._small(state) & state.complete)
 
@@ -183,7 +181,7 @@ class PowerEP(Solver):
 def _cavities(
     view: RowView, state: PowerEPState, alpha: Float[Array, ""]
 ) -> tuple[Float[Array, "n k"], Float[Array, "n k k"], Bool[Array, " n"]]:
-    """Mean, root of the covariance, and whether it is proper, of what each row sees in its cavity.
+    """For each row, the mean of f in its cavity, a root of the covariance, and whether the cavity is proper.
 
     With f ~ N(m, L L') under q, and (h, T) the row's own factor, f has in q / factor ** alpha
 
@@ -192,7 +190,7 @@ def _cavities(
     rows = jnp.asarray(view.problem.data.weight)
     average = state.shared ** (alpha / jnp.sum(rows))
     without = state.q / average
-    # where the average cannot be taken out, it stays for this sweep
+    # where removing the average makes q improper, it stays for this sweep
     kept = without.is_proper
     mean, covariance = view.moments(jax.tree.map(lambda new, old: jnp.where(kept, new, old), without, state.q))
     root = row_roots(covariance)

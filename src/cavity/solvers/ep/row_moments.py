@@ -20,7 +20,6 @@ likelihood has a linear slope, and its factor comes out exactly, whatever the no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ LogLikelihood = Callable[[Float[Array, "n s k"]], Float[Array, "n s"]]
 
 
 def refit(
-    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Any
+    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Float[Array, ""]
 ) -> RowFactors:
     """Each row's new factor, for f ~ N(mean, root root') in its cavity; NaN where there are no moments."""
     places = _scanned if mean.shape[-1] == 1 else _refined
@@ -84,7 +83,7 @@ def _solve(matrix: Float[Array, "n k k"], right: Float[Array, "n k k"]) -> Float
 
 
 def _scanned(
-    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Any
+    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Float[Array, ""]
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
     """In one dimension: nodes where the tilted density is, whose sums are exact to rounding.
 
@@ -97,7 +96,7 @@ def _scanned(
     def log_tilted(u: Float[Array, "n s"]) -> Float[Array, "n s"]:
         return _or_nothing(alpha * log_likelihood(_seen(mean, root, u[..., None])) - 0.5 * u**2)
 
-    def look(_: Any, window: tuple[Array, Array]) -> tuple[Array, Array]:
+    def look(_: int | Array, window: tuple[Array, Array]) -> tuple[Array, Array]:
         u = _spaced(*window, SCAN_NODES)
         values = log_tilted(u)
         near = values >= jnp.max(values, axis=1, keepdims=True) - DROP
@@ -128,7 +127,7 @@ def _bend(
     is_falling = jnp.sum(jnp.abs(jnp.diff(way, axis=1)), axis=1) <= 1.001 * jnp.abs(net)
     share = jnp.array([0.25, 0.5, 0.75], low.dtype)
 
-    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: int | Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         left, right = ends
         middle = 0.5 * (left + right)
         beyond = jnp.abs(slope(middle) - way[:, :1]) > share * jnp.abs(net)[:, None]
@@ -146,7 +145,7 @@ def _spaced(low: Float[Array, " n"], high: Float[Array, " n"], num: int) -> Floa
 
 
 def _refined(
-    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Any
+    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Float[Array, ""]
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
     """In several dimensions: the nodes of a Gaussian, moved to the tilted moments that they found, and weighed anew.
 

@@ -1,4 +1,4 @@
-"""What a single row sees of theta: a few numbers f, through which its loss depends on all coefficients.
+"""The few numbers f through which the loss of a single row depends on theta.
 
 A factor of one row is a Gaussian in f, `exp(shift . f - f' precision f / 2)`. In a model with linear predictors
 f = (x_1 . theta_1, ..., x_K . theta_K), so that with one predictor a row's factor has two numbers, along x. In any
@@ -8,19 +8,21 @@ other model f is theta itself.
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, DTypeLike, Float, PyTree
 
-from cavity.core import LinearModel, MultipleOfKL, Problem
+from cavity.core import LinearModel, Problem
+from cavity.core.fields import Number
 from cavity.distributions.full import FullGaussian
+from cavity.distributions.gaussian import Gaussian
+from cavity.solvers.requirements import linear_model
 
 
 class RowFactors(eqx.Module):
-    """One Gaussian factor per row, in the numbers that the row sees.
+    """One Gaussian factor per row, as a function of f.
 
     Attributes:
         shift: precision times mean, of each row.
@@ -30,7 +32,7 @@ class RowFactors(eqx.Module):
     shift: Float[Array, "n k"]
     precision: Float[Array, "n k k"]
 
-    def __pow__(self, exponent: Any) -> RowFactors:
+    def __pow__(self, exponent: Number) -> RowFactors:
         return jax.tree.map(lambda eta: exponent * eta, self)
 
     def __mul__(self, other: RowFactors) -> RowFactors:
@@ -50,22 +52,22 @@ class RowFactors(eqx.Module):
 
 
 class RowView(eqx.Module):
-    """The rows of a problem, each in its own few numbers."""
+    """The rows of a problem, each as a function of few numbers."""
 
-    problem: eqx.AbstractVar[Problem]
+    problem: eqx.AbstractVar[Problem[Gaussian]]
 
     @property
     @abc.abstractmethod
     def num_seen(self) -> int:
-        """K, how many numbers a row sees."""
+        """K, the number of values that a row depends on."""
 
     @abc.abstractmethod
     def losses(self, f: Float[Array, "n s k"]) -> Float[Array, "n s"]:
-        """The loss of each row at some values of what it sees."""
+        """The loss of each row at some values of f."""
 
     @abc.abstractmethod
     def moments(self, q: FullGaussian) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
-        """Mean and covariance of what each row sees, for theta ~ q."""
+        """Mean and covariance of f for each row, for theta ~ q."""
 
     @abc.abstractmethod
     def product(self, factors: RowFactors) -> FullGaussian:
@@ -82,15 +84,13 @@ class RowView(eqx.Module):
         return jnp.maximum(jnp.asarray(self.problem.data.weight), 1.0)
 
     def log_likelihood(self, f: Float[Array, "n s k"]) -> Float[Array, "n s"]:
-        """-loss / weight of the divergence, times the row's power: what the factor of one copy is to stand for."""
-        divergence = self.problem.divergence
-        assert isinstance(divergence, MultipleOfKL)
+        """-loss / weight of the divergence, times the row's power: what the factor of one copy approximates."""
         values = self.losses(f)
-        scale = -self.power.astype(values.dtype) / jnp.asarray(divergence.weight, values.dtype)
+        scale = -self.power.astype(values.dtype) / self.problem.kl_weight(values.dtype)
         return scale[:, None] * values
 
-    def empty(self, dtype: Any) -> RowFactors:
-        """Factors that say nothing."""
+    def empty(self, dtype: DTypeLike) -> RowFactors:
+        """Unit factors."""
         n, k = len(self.problem.data.weight), self.num_seen
         return RowFactors(jnp.zeros((n, k), dtype), jnp.zeros((n, k, k), dtype))
 
@@ -98,24 +98,20 @@ class RowView(eqx.Module):
 class PredictorView(RowView):
     """Rows of a model with linear predictors."""
 
-    problem: Problem
-
-    @property
-    def _model(self) -> LinearModel:
-        assert isinstance(self.problem.model, LinearModel)
-        return self.problem.model
+    problem: Problem[Gaussian]
+    model: LinearModel
 
     @property
     def _designs(self) -> tuple[Float[Array, "n _"], ...]:
-        return self._model.designs(self.problem.data.batch)[0]
+        return self.model.designs(self.problem.data.batch)[0]
 
     @property
     def num_seen(self) -> int:
-        return self._model.likelihood.num_predictors
+        return self.model.likelihood.num_predictors
 
     def losses(self, f: Float[Array, "n s k"]) -> Float[Array, "n s"]:
-        _, y = self._model.designs(self.problem.data.batch)
-        return self.problem.loss.of_predictor(self._model.likelihood, f, y[:, None])
+        _, y = self.model.designs(self.problem.data.batch)
+        return self.problem.loss.of_predictor(self.model.likelihood, f, y[:, None])
 
     def moments(self, q: FullGaussian) -> tuple[Float[Array, "n k"], Float[Array, "n k k"]]:
         return q.map_moments(self._designs)
@@ -132,9 +128,9 @@ class PredictorView(RowView):
 
 
 class ThetaView(RowView):
-    """Rows of any other model: each sees all of theta."""
+    """Rows of any other model: each depends on all of theta."""
 
-    problem: Problem
+    problem: Problem[Gaussian]
 
     @property
     def num_seen(self) -> int:
@@ -143,7 +139,7 @@ class ThetaView(RowView):
     def losses(self, f: Float[Array, "n s k"]) -> Float[Array, "n s"]:
         problem = self.problem
 
-        def of_row(thetas: Float[Array, "s k"], row: Any) -> Float[Array, " s"]:
+        def of_row(thetas: Float[Array, "s k"], row: PyTree) -> Float[Array, " s"]:
             batch = jax.tree.map(lambda leaf: leaf[None], row)
             return jax.vmap(lambda theta: problem.loss(problem.model, theta, batch)[0])(thetas)
 
@@ -158,6 +154,7 @@ class ThetaView(RowView):
         return FullGaussian(copies @ factors.shift, jnp.einsum("n,nkl->kl", copies, factors.precision))
 
 
-def row_view(problem: Problem) -> RowView:
-    """Through the predictors where the model promises linear ones, else in theta."""
-    return PredictorView(problem) if isinstance(problem.model, LinearModel) else ThetaView(problem)
+def row_view(problem: Problem[Gaussian]) -> RowView:
+    """Through the predictors where the model has linear ones, else in theta."""
+    linear = linear_model(problem.model)
+    return ThetaView(problem) if linear is None else PredictorView(problem, linear)

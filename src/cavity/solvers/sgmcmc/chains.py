@@ -1,30 +1,31 @@
-"""How a stochastic gradient Markov chain moves: theta after theta, from noisy slopes of its energy.
+"""Stochastic gradient Markov chains: how theta moves, given noisy gradients of the energy.
 
 The energy is U(theta) = loss on all rows - log cavity(theta); a slope is an unbiased estimate of dU/dtheta by the rows
 of one mini-batch.
 
 | chain | a step |
 | --- | --- |
-| `SGDIterates` | an optimiser's, on U per row: the noise of the mini-batches alone moves the chain (FedPA, FedEP) |
+| `SGDIterates` | an optimiser's, on U per row: only the noise of the mini-batches moves the chain (FedPA, FedEP) |
 | `SGLD` | theta - h dU + sqrt(2 h) noise (Welling and Teh, 2011), by blackjax |
 | `SGHMC` | with friction and momentum (Chen et al., 2014), by blackjax |
 
 Iterates of plain descent have a spread that follows the step size and the batch, not the posterior (Mandt et al.,
-2017); it is for networks, with a `Spread` that does not look at it, or shrinks it. The other two sample the tilted
-distribution itself, as their steps become small.
+2017). They are for networks, with a `Spread` that ignores or shrinks this spread. The other two chains sample the
+tilted distribution itself, as their steps become small.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 import equinox as eqx
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray, PyTree
 
 from cavity.core.fields import as_number, require
 from cavity.errors import CavityError
+from cavity.solvers.optimiser import MakeOptimiser, Optimiser
 
 Slope = Callable[[Float[Array, " d"]], Float[Array, " d"]]
 
@@ -33,7 +34,7 @@ class Chain(eqx.Module):
     """A kernel over theta."""
 
     def init(self, theta: Float[Array, " d"]) -> PyTree:
-        """What the chain remembers beside theta; mostly nothing."""
+        """The state of the chain besides theta; None for most chains."""
         return None
 
     @abc.abstractmethod
@@ -47,14 +48,14 @@ class SGDIterates(Chain):
     """The iterates of any optax optimiser on the energy per row, in whose units step sizes are those of FedAvg.
 
     Attributes:
-        optimiser: a function that makes an optax gradient transformation from a step size. It is known by its identity.
-        step_size: what the optimiser is made with.
+        optimiser: a function that makes an optax gradient transformation from a step size. Define it once.
+        step_size: the step size of the optimiser.
         momentum: of `optax.sgd`, where no optimiser is given.
     """
 
     step_size: Float[Array, ""] = eqx.field(converter=as_number)
     momentum: Float[Array, ""] = eqx.field(converter=as_number, default=0.0)
-    optimiser: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
+    optimiser: MakeOptimiser | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         require(self.step_size, lambda size: size > 0, "the step size must be positive")
@@ -62,7 +63,7 @@ class SGDIterates(Chain):
         if self.optimiser is not None and not callable(self.optimiser):
             raise CavityError("the optimiser is a function of the step size, such as optax.adam, not what it returns")
 
-    def _optimiser(self, dtype: Any) -> Any:
+    def _optimiser(self, dtype: DTypeLike) -> Optimiser:
         if self.optimiser is not None:
             return self.optimiser(self.step_size.astype(dtype))
         import optax
@@ -80,7 +81,7 @@ class SGDIterates(Chain):
 
 
 class SGLD(Chain):
-    """Langevin dynamics without a Metropolis step: exact as the step size goes to nothing.
+    """Langevin dynamics without a Metropolis step: exact as the step size goes to zero.
 
     Attributes:
         step_size: h, in units of theta squared; well below the smallest variance of the tilted distribution.
@@ -99,7 +100,7 @@ class SGLD(Chain):
 
 
 class SGHMC(Chain):
-    """Hamiltonian dynamics with friction; the momentum is drawn anew in every step.
+    """Hamiltonian dynamics with friction; a new momentum is drawn in every step.
 
     Attributes:
         step_size: of the integrator, in units of theta: well below the smallest standard deviation.
@@ -125,7 +126,7 @@ class SGHMC(Chain):
         return kernel.step(key, theta, None, self.step_size.astype(theta.dtype)), memory
 
 
-def _blackjax() -> Any:
+def _blackjax() -> ModuleType:
     try:
         import blackjax
     except ImportError:

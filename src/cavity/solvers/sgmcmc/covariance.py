@@ -1,8 +1,8 @@
-"""The Gaussian that stands for the tilted distribution, from the samples of a chain (FedEP, section 2.2.2).
+"""The Gaussian approximation of the tilted distribution, from the samples of a chain (FedEP, section 2.2.2).
 
-Its mean is that of the samples. Its spread is
+Its mean is that of the samples. Its precision is
 
-| letter | here | precision of the tilted distribution |
+| variant | here | precision of the tilted distribution |
 | --- | --- | --- |
 | I | `ScaledIdentity(c)` | cavity's + n c: the *factor* is a multiple of the identity |
 | M | `SampleMoments(...)` | 1 / variance of the samples, shrunk towards I |
@@ -11,22 +11,21 @@ Its mean is that of the samples. Its spread is
 | V | `NaturalVI(...)` | cavity's + Fisher information expected under the tilted distribution itself |
 | - | `Point()` | none: a point mass (FedAvg) |
 
-In the paper's text the scaled identity is the covariance of the tilted distribution. With that, factors of clients that
-have no reason to change do, and the toy of section 3.1 diverges. c is a precision per row (alpha_cov of table 7): the
-posterior of N rows then has the variance 1 / (N c).
+In the paper's text the scaled identity is the covariance of the tilted distribution. With that, factors change at
+clients where they should not, and the example of section 3.1 diverges. c is a precision per row (alpha_cov of table 7):
+the posterior of N rows then has the variance 1 / (N c).
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from cavity.core import Loss, Model, Problem
+from cavity.core import Distribution, Loss, Model, Problem
 from cavity.core.fields import as_count, as_number, require
 from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.distributions.gaussian import Gaussian
@@ -38,7 +37,7 @@ PRECISION_PER_ROW = 0.05
 
 
 class Samples(eqx.Module):
-    """What is kept of a chain's samples: their number and mean, and what a spread asks for beside them."""
+    """Statistics of a chain's samples: their number, their mean, and further ones that a spread needs."""
 
     count: Int[Array, ""]
     mean: Float[Array, " d"]
@@ -53,37 +52,37 @@ class Spread(eqx.Module):
         return
 
     def init(self, theta: Float[Array, " d"], num_samples: int) -> Samples:
-        """Before the first sample."""
+        """The state before the first sample."""
         return Samples(jnp.asarray(0), jnp.zeros_like(theta), self.none(theta, num_samples))
 
     def add(self, samples: Samples, theta: Float[Array, " d"]) -> Samples:
-        """One more sample."""
+        """The state with one more sample."""
         count = samples.count + 1
         mean = samples.mean + (theta - samples.mean) / count.astype(theta.dtype)
         return Samples(count, mean, self.more(samples, theta, mean))
 
     def none(self, theta: Float[Array, " d"], num_samples: int) -> PyTree:
-        """What is kept beside the mean, of no sample."""
+        """The further statistics before the first sample."""
         return None
 
     def more(self, samples: Samples, theta: Float[Array, " d"], mean: Float[Array, " d"]) -> PyTree:
-        """What is kept beside the mean, with one more sample and the new mean."""
+        """The further statistics with one more sample and the new mean."""
         return None
 
     @abc.abstractmethod
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
-        """The Gaussian around the samples' mean."""
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> Distribution:
+        """The Gaussian (or point mass) around the samples' mean."""
 
 
-def _rows(problem: Problem) -> Float[Array, ""]:
-    """How many rows there are, by their weights."""
+def _rows(problem: Problem[Gaussian]) -> Float[Array, ""]:
+    """The sum of the weights of the rows."""
     return jnp.sum(jnp.asarray(problem.data.weight, problem.start.mean.dtype))
 
 
 def _with_curvature(cavity: Gaussian, curvature: Float[Array, " d"], mean: Float[Array, " d"]) -> Gaussian:
-    """The precision of the cavity and a diagonal more, around a mean."""
+    """The Gaussian around a mean whose precision is that of the cavity plus a diagonal."""
     nothing = jnp.zeros_like(mean)
-    # `site` looks at the mean of the member it is called on, which cancels here and may be 0 / 0
+    # `site` uses the mean of its member, which cancels here and may be 0 / 0
     added = cavity.with_moments_of(DiagonalGaussian(nothing, jnp.ones_like(mean))).site(nothing, curvature)
     return (cavity * added).with_mean(mean)
 
@@ -100,10 +99,10 @@ class ScaledIdentity(Spread):
     def __check_init__(self) -> None:
         require(self.precision_per_row, lambda c: c > 0, "the precision per row must be positive")
 
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> Gaussian:
         return _with_curvature(problem.cavity, self.curvature(problem), samples.mean)
 
-    def curvature(self, problem: Problem) -> Float[Array, " d"]:
+    def curvature(self, problem: Problem[Gaussian]) -> Float[Array, " d"]:
         """N_k c, for each parameter."""
         mean = problem.start.mean
         return jnp.full_like(mean, 1.0) * _rows(problem) * self.precision_per_row.astype(mean.dtype)
@@ -135,7 +134,7 @@ class SampleMoments(Spread):
     def more(self, samples: Samples, theta: Float[Array, " d"], mean: Float[Array, " d"]) -> PyTree:
         return samples.more + (theta - samples.mean) * (theta - mean)  # the sum of squares (Welford)
 
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> Gaussian:
         dtype = samples.mean.dtype
         others = jnp.maximum(samples.count - 1, 0).astype(dtype)
         own = samples.more / jnp.maximum(others, 1)
@@ -161,7 +160,7 @@ class LedoitWolf(Spread):
     def more(self, samples: Samples, theta: Float[Array, " d"], mean: Float[Array, " d"]) -> PyTree:
         return samples.more.at[samples.count].set(theta)
 
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> Gaussian:
         full = FullGaussian.from_moments(samples.mean, ledoit_wolf(samples.more))
         return problem.cavity.with_moments_of(full)
 
@@ -194,7 +193,7 @@ class DiagonalFisher(Spread):
     def check(self, model: Model, loss: Loss) -> None:
         check_fisher(model, loss)
 
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> Gaussian:
         def one(epoch: Array, total: Array) -> Array:
             return total + diagonal_fisher(jax.random.fold_in(key, epoch), problem, samples.mean)
 
@@ -232,7 +231,7 @@ class NaturalVI(Spread):
     def check(self, model: Model, loss: Loss) -> None:
         check_fisher(model, loss)
 
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> Gaussian:
         mean, rows = samples.mean, _rows(problem)
         decay = self.decay.astype(mean.dtype)
 
@@ -255,7 +254,7 @@ class NaturalVI(Spread):
 
 
 class Point(Spread):
-    """No spread at all: the tilted distribution is a point mass at the mean."""
+    """No variance: the tilted distribution is a point mass at the mean."""
 
-    def tilted(self, key: PRNGKeyArray, problem: Problem, samples: Samples) -> Any:
+    def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> PointMass:
         return PointMass(samples.mean)

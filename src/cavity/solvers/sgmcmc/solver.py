@@ -2,41 +2,39 @@
 
     U(theta) = sum over rows of loss(theta) - log cavity(theta)
 
-is negligibly more work than the loss alone, so that this costs what FedAvg costs. The chain starts at the mean of the
-posterior. An epoch goes once through the rows in an order of its own.
+costs hardly more than the loss alone, so that this is as fast as FedAvg. The chain starts at the mean of the posterior.
+Each epoch visits all rows once, in a random order.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
-from cavity.core import Data, Divergence, Loss, Model, MultipleOfKL, Problem, Solution, Solver
-from cavity.core.fields import as_number, require
+from cavity.core import Data, Divergence, Loss, Model, Problem, Solution, Solver
+from cavity.core.fields import Count, as_number, require
 from cavity.distributions.gaussian import Gaussian
-from cavity.errors import CavityError, UnsuitableError
-from cavity.solvers.gradient import check_batches
+from cavity.errors import CavityError
+from cavity.solvers.requirements import check_batches, require_family, require_multiple_of_kl
 from cavity.solvers.sgmcmc.chains import Chain
 from cavity.solvers.sgmcmc.covariance import Samples, ScaledIdentity, Spread
 
 
 class ChainState(eqx.Module):
-    """Where the chain stands.
+    """The state of the chain.
 
     Attributes:
-        theta: now.
-        memory: the chain's own (momentum).
-        order: of the rows in this epoch.
-        samples: what is kept of those so far.
-        first_loss: of a row, in the first mini-batch.
-        last_loss: of a row, in the last one.
-        steps: taken.
-        total: to be taken.
-        key: of the spread, once the chain has ended.
+        theta: the current value.
+        memory: the chain's own state (momentum).
+        order: the order of the rows in this epoch.
+        samples: statistics of the samples so far.
+        first_loss: the mean loss of a row in the first mini-batch.
+        last_loss: the mean loss of a row in the last mini-batch.
+        steps: the number of steps taken.
+        total: the number of steps to take.
+        key: for the spread, after the end of the chain.
     """
 
     theta: Float[Array, " d"]
@@ -47,11 +45,11 @@ class ChainState(eqx.Module):
     last_loss: Float[Array, ""]
     steps: Int[Array, ""]
     total: Int[Array, ""]
-    key: Any
+    key: UInt32[Array, ...]
 
 
-def _scaled_identity_unless_given(spread: Any) -> Any:
-    """Made when it is needed: numbers that are made at import would start JAX's devices."""
+def _scaled_identity_unless_given(spread: Spread | None) -> Spread:
+    """The default, created when it is needed: arrays that are created at import would start JAX's devices."""
     return ScaledIdentity() if spread is None else spread
 
 
@@ -64,7 +62,7 @@ class SGMCMC(Solver):
         num_epochs: passes over the client's rows.
         burn_in: epochs before the first sample; one sample is taken at the end of each of the others.
         batch_size: rows per step; None takes all.
-        most_loss: a chain whose rows lose so many nats more each than at its start has diverged.
+        most_loss: a chain has diverged if the mean loss of a row exceeds that at its start by more nats than this.
     """
 
     chain: Chain
@@ -87,20 +85,18 @@ class SGMCMC(Solver):
         require(self.most_loss, lambda most: most > 0, "most_loss must be positive")
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
-        if not isinstance(model.prior, Gaussian):
-            raise UnsuitableError(f"a chain needs a Gaussian family, not {type(model.prior).__name__}")
-        if not isinstance(divergence, MultipleOfKL):
-            raise UnsuitableError(f"a chain needs KL or a multiple of it, not {type(divergence).__name__}")
+        require_family(model, "a chain", Gaussian)
+        require_multiple_of_kl(divergence, "a chain")
         check_batches(model, self.batch_size)
         self.spread.check(model, loss)
 
-    def steps_for(self, num_rows: Any) -> Any:
+    def steps_for(self, num_rows: Count) -> Count:
         return self.num_epochs * self._batches(num_rows)
 
-    def _batches(self, num_rows: Any) -> Any:
+    def _batches(self, num_rows: Count) -> Count:
         return 0 * num_rows + 1 if self.batch_size is None else -(-num_rows // self.batch_size)
 
-    def init(self, problem: Problem) -> ChainState:
+    def init(self, problem: Problem[Gaussian]) -> ChainState:
         theta = problem.start.mean
         nothing = jnp.full((), jnp.nan, theta.dtype)
         return ChainState(
@@ -115,15 +111,14 @@ class SGMCMC(Solver):
             key=jax.random.key_data(jax.random.key(0)),
         )
 
-    def step(self, key: PRNGKeyArray, problem: Problem, state: ChainState) -> ChainState:
-        assert isinstance(problem.divergence, MultipleOfKL)
+    def step(self, key: PRNGKeyArray, problem: Problem[Gaussian], state: ChainState) -> ChainState:
         order_key, chain_key, spread_key = jax.random.split(key, 3)
-        data, batches = problem.data, self._batches(problem.data.num_rows).astype(jnp.int32)
+        data, batches = problem.data, jnp.asarray(self._batches(problem.data.num_rows), jnp.int32)
         place = state.steps % batches
         order = jnp.where(place == 0, shuffled(order_key, data), state.order)
         batch = part(data, order, place, self.batch_size or data.weight.shape[0])
         num_rows = jnp.asarray(data.num_rows, state.theta.dtype)
-        temperature = jnp.asarray(problem.divergence.weight, state.theta.dtype)
+        temperature = problem.kl_weight(state.theta.dtype)
 
         def mean_loss(theta: Array) -> Array:
             return problem.loss.total(problem.model, theta, batch) / num_rows
@@ -152,9 +147,9 @@ class SGMCMC(Solver):
     def done(self, state: ChainState) -> Bool[Array, ""]:
         return state.steps >= state.total
 
-    def result(self, problem: Problem, state: ChainState) -> Solution:
+    def result(self, problem: Problem[Gaussian], state: ChainState) -> Solution:
         tilted = self.spread.tilted(jax.random.wrap_key_data(state.key), problem, state.samples)
-        # also false for a NaN; a client that has diverged sends no number at all, and is refused
+        # also false for a NaN; a client that has diverged sends NaN, and is refused
         well = state.last_loss <= state.first_loss + self.most_loss.astype(state.last_loss.dtype)
         return Solution(
             tilted=jax.tree.map(lambda leaf: jnp.where(well, leaf, jnp.nan), tilted),
@@ -165,7 +160,7 @@ class SGMCMC(Solver):
 
 
 def shuffled(key: PRNGKeyArray, data: Data) -> Int[Array, " n"]:
-    """The true rows in random order, then the padding. Where a row comes depends on its number alone."""
+    """The true rows in random order, then the padding. The place of a row depends on its number only."""
     numbers = jnp.arange(data.weight.shape[0])
     places = jax.random.uniform(key, numbers.shape)
     return jnp.argsort(jnp.where(numbers < data.num_rows, places, 2.0)).astype(jnp.int32)
@@ -179,7 +174,7 @@ def part(data: Data, order: Int[Array, " n"], place: Int[Array, ""], size: int) 
     numbers = place * size + jnp.arange(size)
     valid = numbers < data.num_rows
     rows = order[jnp.minimum(numbers, data.num_rows - 1)]
-    # the barrier keeps XLA from gathering anew wherever a row is used
+    # the barrier prevents XLA from gathering again wherever a row is used
     batch, weight = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], (data.batch, data.weight)))
     num_valid = jnp.sum(valid)
     scale = data.num_rows.astype(weight.dtype) / num_valid.astype(weight.dtype)
