@@ -1,8 +1,8 @@
-"""`cavity bench network`: what a round over Flower costs, against Flower alone, and how large a posterior may be.
+"""`cavity bench network`: the cost of a round over Flower, relative to Flower alone, and how large a posterior may be.
 
-All on this machine, without TLS. A round of two clients with next to no work is compared with a round trip of Flower as
-it comes (`bare_flower.py`), and with letters that are sent back as they are over the same nodes. SuperNodes look for
-messages every three seconds, so a single round says little: the mean of several counts.
+All on this machine, without TLS. A round of two clients with almost no work is compared with a round trip of plain
+Flower (`bare_flower.py`), and with messages that are echoed over the same nodes. SuperNodes look for messages every
+three seconds, so a single round is not informative: the result is the mean of several.
 """
 
 from __future__ import annotations
