@@ -587,7 +587,7 @@ def test_what_sfvi_is_for_is_refused_by_name():
 
     data = {"group": np.array([0, 0, 1, 1]), "y": np.arange(4.0)}
     cases = (
-        (numpyro_model(grouped, data, unit="group", num_units="num_groups"), "own stay at their silo"),
+        (numpyro_model(grouped, data, unit="group", num_units="num_groups"), "own stay at their client"),
         (numpyro_model(learned, {"y": data["y"]}), "noise are learned"),
         (numpyro_model(drawn, {"y": data["y"]}), "draws rows of outcome"),
     )

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from cavity.core import ClientSource, Data, LatentModel, Model
-from cavity.errors import DataError
+from cavity.core.messages import JOINT, is_server_owned
+from cavity.errors import DataError, ProtocolError
 
 
 class Weighted(eqx.Module):
@@ -41,6 +42,8 @@ def prepare_clients(model: Model | LatentModel, clients: Mapping[str, PyTree]) -
             continue
         if not isinstance(name, str):
             raise DataError(f"client names must be strings; {name!r} is a {type(name).__name__}")
+        if name == JOINT or is_server_owned(name):
+            raise ProtocolError(f"no client may be called {name!r}; rename it")
         prepared[name] = prepare_client(model, name, value)
     if not model.has_kinds:  # kinds differ in their columns
         _check_agreement(prepared)

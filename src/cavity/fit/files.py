@@ -87,6 +87,10 @@ def read(path: Path, algorithm: Algorithm | None, schedule: Schedule | None) -> 
 
 
 def _if_writable(part: PyTree) -> PyTree:
+    try:
+        serialization.pack(part)
+    except TypeError:  # a function
+        return None
     return part if serialization.is_self_contained(part) else None
 
 
