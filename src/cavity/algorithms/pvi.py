@@ -10,7 +10,7 @@
 | F_k(q) of property 2.2 | `free_energy`, at the posterior received |
 | rho | the exponent that the server's damping chooses |
 
-Other choices of solver, damping, schedule and of what is removed are other methods: docs/kin.md.
+Other choices of solver, damping, schedule and of what is removed are other methods: docs/methods.md.
 
 The paper's client also divides, t_k = (q_k / q) t_k; here the server does, in its ledger, with the same delta.
 """
