@@ -1,8 +1,9 @@
 """The contract of a model: a prior and the likelihood of a client's dataset, and the capabilities that models have.
 
-A capability that every instance of a class has is a base class (`RowModel`, `LinearModel`, ...). One that depends on
-the parts of a model, such as a conjugate likelihood, is an object that the model returns, or None (`conjugate`,
-`gaussian_rows`).
+A capability that every instance of a class has is a base class (`RowModel`, `LinearModel`, ...). A property of `Model`
+returns the model as that class, or None where it lacks the capability (`row_model`, `linear_model`, ...). A capability
+that depends on the parts of a model, such as a conjugate likelihood, is an object that the model returns, or None
+(`conjugate`, `gaussian_rows`).
 """
 
 from __future__ import annotations
