@@ -338,7 +338,7 @@ class FedAvg(StatelessAlgorithm):
         from cavity.solvers import SGMCMC, Point, SGDIterates
 
         point = SGMCMC(SGDIterates(0.01, momentum=0.9), Point(), num_epochs=10, burn_in=9) if solver is None else solver
-        if not (isinstance(point, SGMCMC) and isinstance(point.spread, Point)):
+        if not point.ends_in_point:
             raise CavityError("FedAvg needs a solver that ends in a point, such as SGMCMC(SGDIterates(0.01), Point())")
         _set(self, model, point, optimiser, step_size, None)
         if start is None:

@@ -89,6 +89,10 @@ class SGMCMC(Solver):
         check_batches(model, self.batch_size)
         self.spread.check(model, loss)
 
+    @property
+    def ends_in_point(self) -> bool:
+        return self.spread.is_point
+
     def steps_for(self, num_rows: Count) -> Count:
         return self.num_epochs * self._batches(num_rows)
 
