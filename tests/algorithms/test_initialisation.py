@@ -99,7 +99,7 @@ def test_how_units_are_shared_out_does_not_matter():
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_in_the_same_units(tmp_path):
-    """The one that resumes has not scouted: all that matters is in the checkpoint."""
+    """The one that resumes has not been initialised: all that matters is in the checkpoint."""
     method = SFVI(model_once(), num_steps=40, num_samples=1)
     whole = cavity.run(method, clients(2), rounds=40, tolerance=0.0, rounds_per_block=20)
     cavity.run(method, clients(2), rounds=20, tolerance=0.0, rounds_per_block=20, directory=tmp_path)
@@ -160,10 +160,10 @@ def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):
     assert "has not converged" in caplog.text
 
 
-def test_who_scouts():
-    assert SFVI(model_of()).scout is not None
-    assert SFVI(model_of(), batch_size=8).scout is None
-    assert SFVI(model_of(), initialise=False).scout is None
-    assert SFVI(prodlda(3, 5)).scout is None
+def test_which_models_are_initialised():
+    assert SFVI(model_of()).initialisation is not None
+    assert SFVI(model_of(), batch_size=8).initialisation is None
+    assert SFVI(model_of(), initialise=False).initialisation is None
+    assert SFVI(prodlda(3, 5)).initialisation is None
     with pytest.raises(CavityError, match="NumPyro"):
         SFVI(prodlda(3, 5), initialise=True)

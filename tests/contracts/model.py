@@ -106,6 +106,26 @@ def check_model(model: Model, theta, data: Data) -> None:
                 np.testing.assert_allclose(b, a, rtol=rtol, atol=rtol * np.abs(a).max())
 
 
+MODEL_CAPABILITIES = {
+    "row_model": RowModel,
+    "predictor_model": PredictorModel,
+    "linear_model": LinearModel,
+    "predictor_draws": PredictorDraws,
+    "corrected_prior": CorrectedPrior,
+}
+LIKELIHOOD_CAPABILITIES = {
+    "outcome_draws": OutcomeDraws,
+    "power_integral": PowerIntegral,
+    "expected_power": ExpectedPower,
+}
+
+
+def check_answers(part, capabilities: dict[str, type]) -> None:
+    """A part answers with itself where it has a capability, and with None where it has not."""
+    for name, kind in capabilities.items():
+        assert getattr(part, name) is (part if isinstance(part, kind) else None)
+
+
 def check_capabilities(model: Model, theta, data: Data, x) -> set[str]:
     """Every capability that a model claims works. Returns the names of those that were checked.
 
@@ -118,7 +138,10 @@ def check_capabilities(model: Model, theta, data: Data, x) -> set[str]:
     checked = set()
     data = jax.tree.map(jnp.asarray, data)
     rtol = 1e-9 if theta.dtype == jnp.float64 else 2e-4
+    check_answers(model, MODEL_CAPABILITIES)
+    assert (model.log_outcome_scale is not None) == isinstance(model, ReportedModel)
     if isinstance(model, PredictorModel):
+        check_answers(model.likelihood, LIKELIHOOD_CAPABILITIES)
         checked |= {"PredictorModel", *check_likelihood_capabilities(model, theta, data)}
         f, y = _call(model.predictor, theta, data.batch)
         assert f.shape == (len(data.weight), model.likelihood.num_predictors)

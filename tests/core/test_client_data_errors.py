@@ -353,7 +353,7 @@ def test_a_client_that_stays_sick_is_never_merged(caplog):
     server, history, reason = run_with_a_sick_client(10**6, spoil_delta(np.nan), Synchronous(), 5, tolerance=1e-6)
     assert reason == "rounds"  # a client that never replied has not converged
     assert history[-1]["gap"] == np.inf
-    assert distance(server.entries["york"], ledger.to_host(cavity.PVI(MODELS["linear"]()).initial_entry())) == 0.0
+    assert distance(server.entries["york"], ledger.to_host(cavity.PVI(MODELS["linear"]()).entries.initial())) == 0.0
     alone = cavity.run(cavity.PVI(MODELS["linear"]()), {"leeds": (X, Y)})
     assert distance(server.posterior, alone.posterior) < 1e-9
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cavity
+from cavity.core.fields import require_kind
 from cavity.distributions import Beta as BetaShare
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
 from cavity.divergences import KL, FDivergence, FisherRao, Renyi, ReverseKL, WeightedKL
@@ -145,3 +146,21 @@ def test_a_traced_number_is_not_looked_at():
     sweep = jax.jit(jax.vmap(lambda beta: Beta(beta).of_predictor(LOGISTIC.likelihood, f, y)[0]))
     each = [Beta(beta).of_predictor(LOGISTIC.likelihood, f, y)[0] for beta in (0.2, 1.0)]
     np.testing.assert_allclose(sweep(jnp.array([0.2, 1.0])), each, rtol=1e-12)
+
+
+def test_a_part_of_another_kind_is_named():
+    """By its class if it is a part of Cavity, by its value otherwise."""
+    kl = KL()
+    assert require_kind(kl, KL, "give KL") is kl
+    for value, name in ((0.5, "0.5"), ("KL", "'KL'"), (Beta(0.5), "Beta")):
+        with pytest.raises(UnsuitableError) as error:
+            require_kind(value, KL, "give KL", UnsuitableError)
+        assert str(error.value) == f"give KL, not {name}"
+
+
+def test_only_kl_itself_is_kl():
+    """A weight of 1 is still a multiple: the server takes its power of the factors."""
+    assert KL().is_kl
+    assert not WeightedKL(1.0).is_kl
+    assert WeightedKL(1.0).kl_weight == 1.0
+    assert Renyi(0.5).kl_weight is None

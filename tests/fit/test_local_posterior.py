@@ -237,7 +237,7 @@ def learning(group, x, y, num_groups):
 def test_a_fit_is_handed_over_whole():
     """From SFVI-Avg, whose silos are centred at means of their own, to SFVI: every density stays, to the last digit."""
     model = numpyro_model(learning, rows(), unit="group", num_units="num_groups")
-    options = {"scout": False, "num_samples": 2}
+    options = {"initialise": False, "num_samples": 2}
     averaged = cavity.run(SFVIAvg(model, total=14, num_rounds=2, local_steps=20, step_size=0.1, **options), clients(3))
     algorithm = SFVI(model, num_steps=5, **options)
     handed = averaged.warm_start(algorithm)

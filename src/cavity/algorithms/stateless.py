@@ -48,7 +48,7 @@ from cavity.core import (
     Solution,
     Solver,
 )
-from cavity.core.fields import as_number, require
+from cavity.core.fields import as_number, require, require_kind
 from cavity.core.host import to_host
 from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState
 from cavity.core.types import Leaf
@@ -338,7 +338,7 @@ class FedAvg(StatelessAlgorithm):
         from cavity.solvers import SGMCMC, Point, SGDIterates
 
         point = SGMCMC(SGDIterates(0.01, momentum=0.9), Point(), num_epochs=10, burn_in=9) if solver is None else solver
-        if not (isinstance(point, SGMCMC) and isinstance(point.spread, Point)):
+        if not point.ends_in_point:
             raise CavityError("FedAvg needs a solver that ends in a point, such as SGMCMC(SGDIterates(0.01), Point())")
         _set(self, model, point, optimiser, step_size, None)
         if start is None:
@@ -374,8 +374,7 @@ def _set(
     """The parts that all of them have, checked."""
     from cavity.solvers import SGMCMC, SGDIterates
 
-    if not isinstance(model.prior, Gaussian):
-        raise UnsuitableError(f"the model's prior must be Gaussian, and is {type(model.prior).__name__}")
+    require_kind(model.prior, Gaussian, "the model's prior must be Gaussian", UnsuitableError)
     if optimiser is None:
         import optax
 

@@ -83,6 +83,11 @@ class Solver(eqx.Module):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         """Raise UnsuitableError if a capability that this solver needs is missing. Called at construction."""
 
+    @property
+    def ends_in_point(self) -> bool:
+        """Whether the tilted distribution is a point mass rather than a member of the prior's family."""
+        return False
+
     def steps_for(self, num_rows: Count) -> Count | None:
         """The number of steps for a client of `num_rows` rows, where it is fixed; None where `done` decides."""
         return None

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, DTypeLike, Float
 
-from cavity.core import ExpectedPower, Likelihood
+from cavity.core import Likelihood
 from cavity.core.fields import Number
 from cavity.core.types import Leaf
 from cavity.distributions.pseudo import Kernel, Observations, PseudoObservations
@@ -133,8 +133,9 @@ def expected_log_prob(
     likelihood: Likelihood, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Leaf
 ) -> Float[Array, " n"]:
     """E[log p(y | f)] for f ~ N(mean, variance) in each row: in closed form, or by Gauss-Hermite quadrature."""
-    if isinstance(likelihood, ExpectedPower):
-        return likelihood.expected_log_prob(mean[:, None], variance[:, None, None], y)
+    closed = likelihood.expected_power
+    if closed is not None:
+        return closed.expected_log_prob(mean[:, None], variance[:, None, None], y)
     nodes, weights = normal_nodes(1)
     f = mean[:, None] + jnp.sqrt(variance)[:, None] * nodes[:, 0].astype(mean.dtype)
     return likelihood.log_prob(f[..., None], y[:, None]) @ weights.astype(mean.dtype)

@@ -19,6 +19,7 @@ the posterior of N rows then has the variance 1 / (N c).
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -46,6 +47,8 @@ class Samples(eqx.Module):
 
 class Spread(eqx.Module):
     """A choice of the tilted distribution's covariance."""
+
+    is_point: ClassVar[bool] = False  # whether there is no covariance, and the tilted distribution is a point mass
 
     def check(self, model: Model, loss: Loss) -> None:
         """Raise UnsuitableError where it cannot be had for a model."""
@@ -255,6 +258,8 @@ class NaturalVI(Spread):
 
 class Point(Spread):
     """No variance: the tilted distribution is a point mass at the mean."""
+
+    is_point: ClassVar[bool] = True
 
     def tilted(self, key: PRNGKeyArray, problem: Problem[Gaussian], samples: Samples) -> PointMass:
         return PointMass(samples.mean)
