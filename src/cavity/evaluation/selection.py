@@ -26,23 +26,20 @@ from jaxtyping import Array, Float, Int, PyTree
 from cavity.core import (
     Algorithm,
     Data,
-    LinearModel,
     Loss,
     Model,
-    PredictiveModel,
-    PredictorDraws,
-    PredictorModel,
     Problem,
     Schedule,
 )
 from cavity.core.client_data import owned_rows, prepare_clients
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
-from cavity.fit.prediction import predict
+from cavity.fit.prediction import predict, predictive_or_none
 from cavity.fit.run import run
 from cavity.losses.beta import Beta
 from cavity.simulation.drive import name_number
-from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws
+from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws, predictor_draws
+from cavity.solvers.requirements import linear_model, predictor_model
 
 NUM_SAMPLES = 64  # Monte Carlo samples of a score, where it is not exact
 
@@ -170,7 +167,8 @@ def default_score(model: Model) -> Score:
     Returns:
         The Brier score for classes, the expected quadratic score for other outcomes.
     """
-    if isinstance(model, PredictorModel) and isinstance(model, PredictiveModel) and model.likelihood.has_classes:
+    with_likelihood = predictor_model(model)
+    if with_likelihood is not None and with_likelihood.likelihood.has_classes and predictive_or_none(model) is not None:
         return brier
     quadratic = Beta(1.0)
     quadratic.check(model)
@@ -189,7 +187,7 @@ def brier(model: Model, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
         One number per row.
     """
     x, y = rows.batch
-    draws = None if isinstance(model, LinearModel) else NUM_SAMPLES
+    draws = NUM_SAMPLES if linear_model(model) is None else None
     predicted = predict(model, posterior, x, draws, seed=0, point=False).mean
     if predicted.ndim == 1:
         return (predicted - y) ** 2
@@ -264,9 +262,9 @@ def _standard_error(data: Mapping[str, Data], ours: Losses, theirs: Losses) -> f
 
 
 def _estimator(model: Model) -> Estimator:
-    if isinstance(model, LinearModel):
+    if linear_model(model) is not None:
         return Exact()
-    return LocalDraws(NUM_SAMPLES) if isinstance(model, PredictorDraws) else ParameterDraws(NUM_SAMPLES)
+    return ParameterDraws(NUM_SAMPLES) if predictor_draws(model) is None else LocalDraws(NUM_SAMPLES)
 
 
 @eqx.filter_jit

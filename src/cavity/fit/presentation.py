@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 from cavity import ledger
 from cavity.algorithms.bound import Globals
 from cavity.core import Distribution, LatentModel, Model
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import Gaussian, gaussian_or_none
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics
 from cavity.fit import local_posterior, method, prediction
@@ -265,7 +265,7 @@ def presentation_of(fit: Fit) -> Presentation:
     model, posterior = fit.algorithm.model, fit.posterior
     if isinstance(model, LatentModel):
         return LatentPresentation(model, posterior)
-    is_gaussian, is_constrained = isinstance(posterior, Gaussian), isinstance(model, GlobalsOnly)
+    is_gaussian, is_constrained = gaussian_or_none(posterior) is not None, isinstance(model, GlobalsOnly)
     kind = {
         (False, False): FamilyPresentation,
         (True, False): GaussianPresentation,

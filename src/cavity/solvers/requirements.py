@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from cavity.core import Divergence, LinearModel, Model, RowModel
+from cavity.core import Divergence, LinearModel, Model, PredictorModel, RowModel
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
 
@@ -38,6 +38,11 @@ def require_multiple_of_kl(divergence: Divergence, solver: str) -> None:
             f"{solver} needs the divergence KL or a multiple of it, not {type(divergence).__name__}; use LBFGS or "
             "Gradient"
         )
+
+
+def predictor_model(model: Model) -> PredictorModel | None:
+    """The model where its rows depend on theta through predictors; None where they do not."""
+    return model if isinstance(model, PredictorModel) else None
 
 
 def linear_model(model: Model) -> LinearModel | None:

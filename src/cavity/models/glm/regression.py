@@ -39,6 +39,7 @@ from cavity.likelihoods import (
     GaussianUnknownNoise,
     PoissonLog,
 )
+from cavity.likelihoods.gaussian import known_noise
 from cavity.models.prediction import Prediction, predict_from_designs
 
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; above it, d^2 numbers per client cost more than they are worth
@@ -111,12 +112,12 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
 
     @property
     def gaussian_rows(self) -> GaussianRows | None:
-        noise = self.likelihood
-        return LinearGaussianRows(self, noise) if isinstance(noise, GaussianNoise) else None
+        noise = known_noise(self.likelihood)
+        return None if noise is None else LinearGaussianRows(self, noise)
 
     @property
     def conjugate(self) -> GaussianRows | None:
-        return self.gaussian_rows if isinstance(self.prior, FullGaussian) else None
+        return self.gaussian_rows if self.prior.has_correlations else None
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):
