@@ -177,8 +177,8 @@ def _expected_log_likelihood(algorithm: FactorAlgorithm, q: PyTree, clients: Map
         return float(sum(sums.sum() for sums in each))
     if gaussian.dimension > MOST_PARAMETERS:
         raise CavityError(
-            f"{type(model).__name__} has {gaussian.dimension:,} parameters and no linear predictor, so its expected log "
-            "likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
+            f"{type(model).__name__} has {gaussian.dimension:,} parameters and no linear predictor, so its expected "
+            "log likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
         )
     nodes, weights = normal_nodes(gaussian.dimension)
     theta = gaussian.mean + jnp.asarray(nodes) @ jnp.linalg.cholesky(gaussian.covariance).T

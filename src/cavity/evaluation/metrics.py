@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.typing import ArrayLike
-
-from cavity.core.fields import is_traced
 
 # Averages of probabilities may exceed one, and sums of them miss it, by rounding; bfloat16 has three digits.
 _ABOVE_ONE = 1e-5
@@ -304,7 +303,7 @@ def _canonical(classes: Array, labels: Array) -> tuple[Array, Array]:
 
 def _is_concrete(values: ArrayLike) -> bool:
     """Whether the values can be checked; inside `jit` they cannot."""
-    return not is_traced(values)
+    return not isinstance(values, Tracer)
 
 
 def _check_probabilities(probabilities: np.ndarray) -> None:

@@ -132,7 +132,7 @@ def _check_of(hint: object, exact: bool) -> Check:
     if origin is dict:
         of_values = _check_of(inner[1], exact)
         return lambda value: isinstance(value, dict) and all(map(of_values, value.values()))
-    return _check_of_class(hint, exact) if isinstance(hint, type) else _anything
+    return _check_of_class(hint, exact) if inspect.isclass(hint) else _anything
 
 
 def _check_of_tuple(inner: tuple[object, ...], exact: bool) -> Check:

@@ -29,7 +29,7 @@ from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pa
 from cavity.core.fields import Number, require
 from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
-from cavity.distributions.gaussian import Gaussian, GaussianDensity, row_roots, split
+from cavity.distributions.gaussian import Gaussian, GaussianDensity, gaussian_or_none, row_roots, split
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import (
     BernoulliLogit,
@@ -73,7 +73,7 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
 
     def __check_init__(self) -> None:
         expected = len(self.parameter_names)
-        if not isinstance(self.prior, Gaussian):
+        if gaussian_or_none(self.prior) is None:
             raise CavityError(f"the prior of a regression must be a Gaussian, not a {type(self.prior).__name__}")
         if self.prior.dimension != expected:
             raise CavityError(
