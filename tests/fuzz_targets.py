@@ -10,6 +10,7 @@ import pytest
 
 import cavity
 from cavity import ledger
+from cavity.core import Engine
 from cavity.core.messages import ClientState, ClientUpdate, Pending, Reply, Report, ServerState
 from cavity.errors import CheckpointError
 from cavity.io import serialization
@@ -31,7 +32,7 @@ from cavity.study.scaling import out_of_proportion, reason_to_refuse, scaling_fr
 from cavity.study.table import as_table
 from tests import fuzzing
 from tests.fuzzing import Parts
-from tests.post_office import PostOffice
+from tests.simulated_transport import SimulatedTransport
 
 STUDY = """\
 name = "A line"
@@ -82,7 +83,7 @@ class Receivers:
         delta = replace(delta, precision_mean=delta.precision_mean + 0.25, precision=delta.precision + np.eye(3))
         report = Report(np.asarray(0.5), np.asarray(-3.0), np.asarray(4), np.asarray(True))
         self.reply = Reply("leeds", self.message.version, self.message.sequence, ClientUpdate(delta, report))
-        self.terms = SessionConfig(
+        self.session_config = SessionConfig(
             identity_of(self.study),
             "run",
             self.study.clients,
@@ -90,31 +91,31 @@ class Receivers:
             dict.fromkeys(names, fuzzing.verify),
             largest_message=largest_messages(self.study)[0],
         )
-        self.session = Session(PostOffice({}), self.terms)
+        self.session = Session(SimulatedTransport({}), self.session_config)
         self.engine = NetworkEngine(self.algorithm, self.session, RunConfig(self.scaling))
         self.worker = self._worker(folder)
         self.num_accepted = 0
-        settings = {"settings": self.terms.identity.settings}
-        work = {"message": self.message, "setting": RunConfig(self.scaling), "notice": ""}
+        settings = {"settings": self.session_config.identity.settings}
+        work = {"message": self.message, "run_config": RunConfig(self.scaling), "notice": ""}
         files = {"summary.csv": np.frombuffer(b"parameter,mean\n", np.uint8)}
         self.to_server = {
-            "greeting": self._parts_of(Kind.HERE, settings),
-            "reply": self._parts_of(Kind.REPLY, {"reply": self.reply}),
-            "totals": self._parts_of(Kind.TOTALS, {"sums": sums(self.study, self.tables["leeds"])}),
-            "refusal": self._parts_of(Kind.REFUSAL, {"reason": "no time"}),
-            "leaving": self._parts_of(Kind.LEAVING, {}),
+            "greeting": self._envelope(Kind.HERE, settings),
+            "reply": self._envelope(Kind.REPLY, {"reply": self.reply}),
+            "totals": self._envelope(Kind.TOTALS, {"sums": sums(self.study, self.tables["leeds"])}),
+            "refusal": self._envelope(Kind.REFUSAL, {"reason": "no time"}),
+            "leaving": self._envelope(Kind.LEAVING, {}),
         }
         self.to_client = {
-            "hello": self._parts_of(Kind.HELLO, {**settings, "notice": ""}),
-            "work": self._parts_of(Kind.WORK, work),
-            "sums": self._parts_of(Kind.SUMS, {"scaling": None}),
-            "sums of the matrix": self._parts_of(Kind.SUMS, {"scaling": replace(self.scaling, design=())}),
-            "no": self._parts_of(Kind.NO, {"reason": "no room"}),
-            "end": self._parts_of(Kind.END, {"files": files}),
+            "hello": self._envelope(Kind.HELLO, {**settings, "notice": ""}),
+            "work": self._envelope(Kind.WORK, work),
+            "sums": self._envelope(Kind.SUMS, {"scaling": None}),
+            "sums of the matrix": self._envelope(Kind.SUMS, {"scaling": replace(self.scaling, design=())}),
+            "no": self._envelope(Kind.NO, {"reason": "no room"}),
+            "end": self._envelope(Kind.END, {"files": files}),
         }
 
-    def _parts_of(self, kind, body):
-        envelope = Envelope(kind.value, self.terms.identity.hash, "run", "leeds", body)
+    def _envelope(self, kind, body):
+        envelope = Envelope(kind.value, self.session_config.identity.hash, "run", "leeds", body)
         content = encode(envelope, lambda content: b"")
         return Parts.of(content[content.index(b"PK\x03\x04") :])
 
@@ -129,13 +130,13 @@ class Receivers:
 
     def served(self, kind: str, content: bytes, name: str = "leeds") -> bool:
         """Pass a message to the server; returns whether it was accepted."""
-        data, self.session.homes, self.session.leaving = fuzzing.signed(name, content), {}, set()
+        data, self.session.addresses, self.session.leaving = fuzzing.signed(name, content), {}, set()
         delivery = Delivery("1", data)
         if kind == "greeting":
-            self.session._greeted("address", "leeds", delivery)
-            return bool(self.session.homes)
+            self.session.greeted("address", "leeds", delivery)
+            return bool(self.session.addresses)
         if kind == "totals":
-            envelope = self.session._answer_of("leeds", delivery)
+            envelope = self.session.response_of("leeds", delivery)
             found = None if envelope is None else envelope.body.get("sums")
             if reason_to_refuse(found, self.study.federated_columns) is not None:
                 return False
@@ -143,7 +144,7 @@ class Receivers:
                 return False
             scaling_from([found, self.totals])
             return True
-        reply = self.engine._reply_of(Awaited("leeds", 0.0, self.message), delivery)
+        reply = self.engine.reply_of(Awaited("leeds", 0.0, self.message), delivery)
         if reply is not None:
             report = reply.update.report
             float(report.gap), float(report.free_energy), int(report.steps), bool(report.converged)
@@ -154,7 +155,7 @@ class Receivers:
 
     def answered(self, content: bytes, name: str = "leeds") -> bool:
         """Pass a message to the client; returns whether the reply is not a refusal."""
-        self.worker.over, self.worker.guard = "", Forgetful(self.folder, self.terms.identity.hash)
+        self.worker.over, self.worker.guard = "", Forgetful(self.folder, self.session_config.identity.hash)
         return b'"refusal"' not in self.worker.handle(fuzzing.signed(name, content))
 
 
@@ -172,7 +173,7 @@ class NotWritten(SentLog):
         pass
 
 
-class Solved:
+class Solved(Engine):
     """In place of the engine of a client, whose solves take a thousand times as long as the checks tested here."""
 
     def __init__(self, algorithm, clients, **options):

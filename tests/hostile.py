@@ -1,7 +1,7 @@
-"""A server that holds the study's key and wants to read patients: it chooses what it asks for.
+"""A hostile server with the study's key, which chooses posteriors so as to read single patients.
 
 It sends tight posteriors around theta = s (-t, w). The larger s is, the nearer the slope of the likelihood in a
-client's answer is to the sum over rows of (y - [w . x > t]) x, so the difference of two answers is the sum of the rows
+client's update is to the sum over rows of (y - [w . x > t]) x, so the difference of two updates is the sum of the rows
 x between two thresholds, and its first entry counts them. Intervals are halved until one row is left, which is read.
 """
 
@@ -52,7 +52,7 @@ type = "boolean"
 rounds = 100
 """
 DIRECTION = np.array([1.0, 0.37, 0.11])
-EXACT = 0.01  # how near the count of rows between two thresholds has to be to one
+EXACT = 0.01  # tolerance for a count of one row between two thresholds
 
 
 def patients(num_rows=100, seed=0):
@@ -64,11 +64,11 @@ def patients(num_rows=100, seed=0):
 
 
 class HostileServer:
-    """Letters to one client, as only the study's server can write them.
+    """Sends messages to one client, signed as by the study's server.
 
     Args:
         folder: of the client.
-        limited: whether the client looks at what it is asked; otherwise it answers everything.
+        limited: whether the client checks the messages; otherwise it answers all of them.
         text: the study.
     """
 
@@ -78,43 +78,44 @@ class HostileServer:
         self.algorithm = study_algorithm(self.study, self.scaling)
         site = site_of(self.study, "leeds", as_table(self.columns), folder, lambda line: None)
         if not limited:
-            half, nothing = site.half, lambda message: None
-            site = replace(site, half=lambda setting: replace(half(setting), problem_with=nothing, max_messages=10**9))
+            config = site.client_config
+            unlimited = {"problem_with": lambda message: None, "max_messages": 10**9}
+            site = replace(site, client_config=lambda run_config: replace(config(run_config), **unlimited))
         self.worker = Worker(site, ClientStore(folder), SentLog(folder / "sent.jsonl"))
         self.run, self.sequence, self.answered, self.refusals = "run", 0, 0, []
 
-    def ask(self, posterior, row=None, *, version=0, scaling=None, sequence=None):
-        """The client's change, or None where it refuses."""
+    def ask(self, posterior, entry=None, *, version=0, scaling=None, sequence=None):
+        """The client's delta; None if it refuses."""
         self.sequence = self.sequence + 1 if sequence is None else sequence
         server = ledger.open_ledger(self.algorithm, ["leeds"])
         _, (message,) = ledger.dispatch(self.algorithm, server, ["leeds"])
-        row = message.inputs.entry if row is None else row
-        inputs = replace(message.inputs, posterior=posterior, entry=row)
+        entry = message.inputs.entry if entry is None else entry
+        inputs = replace(message.inputs, posterior=posterior, entry=entry)
         message = replace(message, inputs=inputs, version=version, sequence=self.sequence)
-        body = {"message": message, "setting": RunConfig(scaling or self.scaling), "notice": ""}
+        body = {"message": message, "run_config": RunConfig(scaling or self.scaling), "notice": ""}
         envelope = Envelope(Kind.WORK.value, self.study.hash, self.run, "leeds", body)
-        update = decode(self.worker.handle(encode(envelope, protocol.unsigned)), protocol.unverified)
-        if update.kind != Kind.REPLY:
-            self.refusals.append(update.body.get("reason", update.kind))
+        response = decode(self.worker.handle(encode(envelope, protocol.unsigned)), protocol.unverified)
+        if response.kind != Kind.REPLY:
+            self.refusals.append(response.body.get("reason", response.kind))
             return None
         self.answered += 1
-        return update.body["reply"].update.delta
+        return response.body["reply"].update.delta
 
-    def slope(self, theta, precision, *, by_row=False):
-        """The slope of the client's log likelihood at theta; None where it refuses.
+    def slope(self, theta, precision, *, by_entry=False):
+        """The slope of the client's log likelihood at theta; None if it refuses.
 
-        `by_row` hides the tight distribution in the cavity, posterior / row, behind the prior as posterior.
+        `by_entry` hides the tight distribution in the cavity, posterior / entry, with the prior as posterior.
         """
         tight = FullGaussian(precision * theta, precision * np.eye(4))
         prior = ledger.to_host(self.algorithm.prior)
-        delta = self.ask(prior, prior / tight) if by_row else self.ask(tight)
+        delta = self.ask(prior, prior / tight) if by_entry else self.ask(tight)
         if delta is None:
             return None
-        site = delta * (prior / tight) if by_row else delta
+        site = delta * (prior / tight) if by_entry else delta
         return site.precision_mean - site.precision @ theta  # h = H theta + slope
 
     def read_patients(self, steepness, precision, budget, between=(-3.0, 5.0), **how):
-        """The patients between two thresholds that are read exactly, with at most so many messages."""
+        """The patients between two thresholds that are read exactly, with at most `budget` messages."""
         slopes, found = {}, set()
 
         def slope(threshold):
@@ -139,5 +140,5 @@ class HostileServer:
         return round(x[1] * 20 + 55), round(x[2] * 5 + 27, 1), round(x[3])
 
     def tiny_scaling(self):
-        """The same centres with scales of a thousandth: slopes within the prior are steep then."""
+        """The same centres with scales divided by 1000, so that slopes within the prior are steep."""
         return Scaling(tuple(ScaledColumn(c.name, c.centre, c.scale / 1000) for c in self.scaling.columns))

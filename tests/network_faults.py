@@ -1,4 +1,4 @@
-"""Faults of real processes, each a function that starts a `Network` of two clients, does harm, and starts again."""
+"""Faults of real processes: each function starts a `Network` of two clients, kills processes and restarts them."""
 
 import os
 import shutil
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def dying(moment, count):
-    """The command that kills itself at a moment, see `killed.py`."""
+    """The command that kills itself at a moment; see `killed.py`."""
     return sys.executable, str(Path(__file__).with_name("killed.py")), moment, str(count)
 
 
 def ends(network, who):
-    assert network.processes[who].wait(300) == -signal.SIGKILL, network.said(who)
+    assert network.processes[who].wait(300) == -signal.SIGKILL, network.output(who)
 
 
 def client_in_a_round(network):
     network.start_all()
-    network.wait_for("round 2,")
+    network.wait_for("round 2:")
     network.kill("york")
     network.start("york")
 
@@ -33,7 +33,7 @@ def client_between_computing_and_sending(network):
 
 def client_whose_disk_is_wiped(network):
     network.start_all()
-    network.wait_for("round 2,")
+    network.wait_for("round 2:")
     network.kill("york")
     shutil.rmtree(network.folder / "york" / "site")
     network.start("york")
@@ -41,7 +41,7 @@ def client_whose_disk_is_wiped(network):
 
 def server_in_a_round(network):
     network.start_all()
-    network.wait_for("round 2,")
+    network.wait_for("round 2:")
     network.kill("server")
     network.start("server")
 
@@ -64,13 +64,13 @@ def server_between_writing_and_sending(network):
 
 def superlink(network):
     network.start_all()
-    network.wait_for("round 2,")
+    network.wait_for("round 2:")
     os.kill(network.superlink(), signal.SIGKILL)
 
 
-def everybody_at_once(network):
+def all_at_once(network):
     network.start_all()
-    network.wait_for("round 3,")
+    network.wait_for("round 3:")
     for who in ("leeds", "server", "york"):
         network.kill(who)
     network.start_all()
@@ -84,5 +84,5 @@ FAULTS = (
     server_between_receiving_and_writing,
     server_between_writing_and_sending,
     superlink,
-    everybody_at_once,
+    all_at_once,
 )

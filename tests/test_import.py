@@ -1,4 +1,4 @@
-"""Importing Cavity is cheap, brings nothing along that it does not need, and changes no setting of JAX."""
+"""Importing Cavity is fast, imports no heavy package, and changes no JAX setting."""
 
 import json
 import os
@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+
+from cavity.core.lazy_loading import lazy_exports
 
 HEAVY = [
     "formulaic",
@@ -22,8 +24,8 @@ HEAVY = [
 ]
 
 
-def in_a_new_process(code: str, **environment: str) -> str:
-    """In a process like a user's: without what the tests set for themselves."""
+def run_in_new_process(code: str, **environment: str) -> str:
+    """Run code in a process like a user's, without the environment of the tests, and return what it prints."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("OPENBLAS_NUM_THREADS", "XLA_FLAGS")}
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -36,19 +38,19 @@ def in_a_new_process(code: str, **environment: str) -> str:
     return result.stdout
 
 
-# parts are loaded when they are first used, so look at all of them
+# parts are loaded when they are first used, so load all of them
 EVERYTHING = "import cavity; [getattr(cavity, name) for name in cavity.__all__]"
 
 
 def fastest(*programs: str, repeats: int = 12) -> list[float]:
-    """The processor seconds of each program in its fastest run; the runs are interleaved, so that noise cancels."""
+    """The processor seconds of each program in its fastest run; runs are interleaved, so noise affects all."""
     timed = [f"import time\n{code}\nprint(time.process_time())" for code in programs]
-    rounds = [[float(in_a_new_process(code)) for code in timed] for _ in range(repeats)]
+    rounds = [[float(run_in_new_process(code)) for code in timed] for _ in range(repeats)]
     return [min(column) for column in zip(*rounds, strict=True)]
 
 
-@pytest.mark.slow  # by the time that many new processes take
-def test_importing_takes_little_longer_than_jax():
+@pytest.mark.slow  # it starts many processes
+def test_import_time_is_close_to_that_of_jax():
     jax, cavity, everything = fastest("import jax", "import cavity", EVERYTHING)
     assert cavity <= 1.3 * jax
     assert everything <= 2.0 * jax
@@ -56,17 +58,17 @@ def test_importing_takes_little_longer_than_jax():
 
 @pytest.fixture(scope="module")
 def imported():
-    return set(json.loads(in_a_new_process(f"{EVERYTHING}\nimport json, sys\nprint(json.dumps(list(sys.modules)))")))
+    return set(json.loads(run_in_new_process(f"{EVERYTHING}\nimport json, sys\nprint(json.dumps(list(sys.modules)))")))
 
 
 @pytest.mark.parametrize("module", HEAVY)
-def test_heavy_modules_wait_until_they_are_needed(imported, module):
+def test_heavy_modules_are_not_imported(imported, module):
     assert "cavity.ledger" in imported
     assert module not in imported
 
 
 @pytest.mark.parametrize("enabled", ["0", "1"])
-def test_no_setting_of_jax_changes(enabled):
+def test_jax_settings_do_not_change(enabled):
     code = """
 import json, jax
 before = dict(jax.config.values)
@@ -79,12 +81,10 @@ print(json.dumps({
     "dtype": str(jax.numpy.zeros(1).dtype),
 }))
 """
-    found = json.loads(in_a_new_process(code, JAX_ENABLE_X64=enabled))
+    found = json.loads(run_in_new_process(code, JAX_ENABLE_X64=enabled))
     assert found == {"changed": [], "x64": enabled == "1", "dtype": "float64" if enabled == "1" else "float32"}
 
 
-def test_a_module_may_not_hide_what_it_has_of_its_own_name():
-    from cavity.core.lazy_loading import from_rooms
-
-    with pytest.raises(ValueError, match="of the same name: shrunk"):
-        from_rooms("cavity.models", {"with_shrinkage_prior": "Shrunk shrunk"})
+def test_module_must_not_have_the_name_of_a_public_name():
+    with pytest.raises(ValueError, match="a module hides a public name: beta"):
+        lazy_exports("cavity.losses", {"beta": "Beta beta"})

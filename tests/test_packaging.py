@@ -1,4 +1,4 @@
-"""What the package declares: the packages that it imports, the files that it ships, the lock of its installation."""
+"""The package declares what it imports, ships the demo's data, and has a complete lock file."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from cavity.reporting import indomethacin
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
-OTHERWISE = {"sklearn": "scikit-learn", "mpl_toolkits": "matplotlib"}  # import -> package, where they differ
+PACKAGE_OF_IMPORT = {"sklearn": "scikit-learn", "mpl_toolkits": "matplotlib"}  # where the names differ
 
 
 def package(requirement: str) -> str:
@@ -20,14 +20,14 @@ def package(requirement: str) -> str:
 
 
 def declared() -> set[str]:
-    """By the package and its extras, without those for developers."""
+    """The dependencies of the package and its extras, without those for developers."""
     extras = PROJECT["project"]["optional-dependencies"]
     found = [*PROJECT["project"]["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])]
     return {package(line) for line in found}
 
 
 def imported() -> dict[str, Path]:
-    """Package -> a file of the library that imports it."""
+    """Imported package -> a file of the library that imports it."""
     found = {}
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -37,16 +37,16 @@ def imported() -> dict[str, Path]:
             for name in names:
                 root = name.split(".")[0]
                 if root not in sys.stdlib_module_names and root != "cavity":
-                    found[OTHERWISE.get(root, root)] = file
+                    found[PACKAGE_OF_IMPORT.get(root, root)] = file
     return found
 
 
-def test_what_is_imported_is_declared():
+def test_imports_are_declared():
     missing = {name: str(file) for name, file in imported().items() if name not in declared()}
     assert not missing
 
 
-def test_the_demos_rows_are_shipped_with_their_source():
+def test_demo_data_are_shipped_with_source_and_licence():
     assert "datasets/demo/*" in PROJECT["tool"]["setuptools"]["package-data"]["cavity"]
     files = {path.name for path in (resources.files("cavity.datasets") / "demo").iterdir()}
     assert files >= {"indomethacin.csv", "README.md", "LICENSE.medicaldata"}
@@ -57,12 +57,12 @@ def test_the_demos_rows_are_shipped_with_their_source():
         "Kentucky": 22,
         "Case Western": 3,
     }
-    # the trial's table 2: 27 of 295 with indomethacin, 52 of 307 with placebo
+    # table 2 of the trial: 27 of 295 with indomethacin, 52 of 307 with placebo
     cases = [sum(y[x[:, 0] == arm].sum() for x, y in hospitals.values()) for arm in (1, 0)]
     assert cases == [27, 52]
 
 
-def test_the_lock_has_every_package_with_hashes_and_no_address():
+def test_lock_file_has_hashes_of_all_packages_and_no_urls():
     entries = re.findall(
         r"^([a-z0-9._-]+(?:\[\w+\])?)==\S+.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", LOCK, re.MULTILINE
     )
@@ -72,4 +72,4 @@ def test_the_lock_has_every_package_with_hashes_and_no_address():
     assert declared() - {"cavity"} <= names
     assert {package(line) for line in PROJECT["build-system"]["requires"]} <= names
     wheels = dict(entries)
-    assert wheels["numpy"].count("--hash") > 20  # of every platform and Python, not of this one
+    assert wheels["numpy"].count("--hash") > 20  # for all platforms and versions of Python

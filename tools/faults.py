@@ -19,10 +19,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.flower_network.test_kills import LONG
-from tests.flower_network.test_protocol import play_schedules
-
 from tests.flower_network import Network, study_text
+from tests.network.test_kills import LONG
+from tests.network.test_protocol import play_schedules
 from tests.network_faults import FAULTS
 
 BAR = 1e-8  # nats

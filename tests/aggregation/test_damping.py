@@ -141,7 +141,7 @@ def test_a_product_that_no_exponent_saves_is_refused():
     bad = [reply(server, "a", factor(0.0, -1e30)), reply(server, "b", factor(0.0, 1.0))]
     after, outcome = ledger.receive(algorithm, server, bad)
     assert outcome.accepted == {"b": 1.0}
-    assert outcome.refused == [("a", "its change alone makes the posterior improper")]
+    assert outcome.refused == [("a", "its update alone makes the posterior improper")]
     np.testing.assert_array_equal(after.posterior.precision, server.posterior.precision + 1.0)
     np.testing.assert_array_equal(after.entries["a"].precision, 0.0)
 

@@ -1,4 +1,4 @@
-"""The methods that PVI unifies: every line of docs/kin.md against the method's own definition.
+"""The methods that PVI unifies: every line of docs/methods.md against the method's own definition.
 
 The definitions are in numpy and SciPy: the Gaussian closest to a density, by optimisation on a grid of nodes;
 fixed-point and gradient updates written out; EP row after row.
@@ -26,7 +26,7 @@ from tests.numpy_ep import power_ep
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "kin.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "methods.md").read_text()
 LINES = dict(re.findall(r"^\| ([^|]+?) \| [^|]+ \| `(run\(.+\))` \|$", PAGE, re.MULTILINE))
 PRIOR = np.zeros(2), np.eye(2) / 4.0  # precision times mean, and precision
 
@@ -36,7 +36,7 @@ def page():
     """What the page defines."""
     namespace = {}
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(block, "docs/kin.md", "exec"), namespace)
+    exec(compile(block, "docs/methods.md", "exec"), namespace)
     return namespace
 
 

@@ -1,4 +1,4 @@
-"""The commands of a network as a user types them, as far as they go without one."""
+"""The commands for a network, as far as they run without one."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ import jax
 import pytest
 import typer
 
-from cavity.cli.logs import logging_to
+from cavity.cli.logs import terminal_and_log
 from cavity.cli.main import app
 from cavity.network.client import site_of
 from cavity.network.guard import Guard
@@ -42,8 +42,8 @@ def test_help_has_an_example(command, words):
     assert "Example: cavity" in out
 
 
-def test_a_client_with_other_rows_than_before_does_not_start(command, tmp_path):
-    """It has answered with all of its rows, and is started again with half of them."""
+def test_a_client_whose_rows_have_changed_does_not_start(command, tmp_path):
+    """It has sent an update with all rows, and is restarted with half of them."""
     folder, study = tmp_path / "sites" / "trial-1" / "leeds", read_study(tmp_path / "study.toml")
     site = site_of(study, "leeds", read_csv(tmp_path / "leeds.csv"), folder, print)
     Guard(folder, study.hash, site.fingerprint).remember_rows()
@@ -51,7 +51,7 @@ def test_a_client_with_other_rows_than_before_does_not_start(command, tmp_path):
     client = ("client", "study.toml", "--name", "leeds", "--data", "half.csv", "--insecure")
     code, _, err = command(*client)
     assert code == 2
-    assert "the rows are not those that this client has answered with" in " ".join(err.split())
+    assert "the rows have changed since this client's first update" in " ".join(err.split())
     code, _, err = command(*client, "--rejoin")
     assert code == 2
     assert "has not left the study" in " ".join(err.split())
@@ -60,6 +60,7 @@ def test_a_client_with_other_rows_than_before_does_not_start(command, tmp_path):
 def test_keys(command, tmp_path):
     code, out, _ = command("study", "keys", "study.toml", "--host", "server.example.org")
     assert code == 0
+    assert "keys/ca.key: private key of the certificate authority: keep offline" in out
     assert "keys/server: for the server" in out
     assert "keys/clients/leeds: for leeds" in out
     files = [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
@@ -73,7 +74,7 @@ def test_keys(command, tmp_path):
     ]
     code, _, err = command("study", "keys", "study.toml", "--host", "server.example.org")
     assert code == 2
-    assert "may hold keys in use" in err
+    assert "may contain keys in use" in err
 
 
 def test_signatures(command, tmp_path):
@@ -91,45 +92,45 @@ def test_signatures(command, tmp_path):
     assert not from_leeds(b"words", b"")
 
 
-def test_a_dry_run_shows_the_first_message_and_sends_nothing(command, tmp_path):
+def test_a_dry_run_shows_the_first_update_and_sends_nothing(command, tmp_path):
     code, out, _ = command("client", "study.toml", "--name", "leeds", "--data", "leeds.csv", "--dry-run")
     assert code == 0
     assert "  n = 120" in out
-    assert "change precision_mean [" in out
+    assert "delta precision_mean [" in out
     assert not (tmp_path / "sites").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
-        (["server", "study.toml"], "there is no server.pem here"),
+        (["server", "study.toml"], "server.pem not found"),
         (["server", "study.toml", "--insecure"], "0.0.0.0 is not"),
-        (["client", "study.toml", "--name", "leeds", "--data", "leeds.csv"], "there is no client.key here"),
+        (["client", "study.toml", "--name", "leeds", "--data", "leeds.csv"], "client.key not found"),
         (
             ["client", "study.toml", "--name", "leeds", "--data", "leeds.csv", "--insecure", "--server", "a.org:8000"],
             "a.org is not",
         ),
         (["client", "study.toml", "--name", "leed", "--data", "leeds.csv", "--dry-run"], "did you mean 'leeds'?"),
-        (["status", "study.toml"], "nothing has run here"),
-        (["stop", "study.toml"], "no server is running there"),
-        (["withdraw", "hull", "study.toml"], "the study has no client 'hull'"),
-        (["leave", "study.toml", "--name", "leeds"], "no client has run here"),
+        (["status", "study.toml"], "no run found"),
+        (["stop", "study.toml"], "no server is running"),
+        (["withdraw", "hull", "study.toml"], "unknown client 'hull'"),
+        (["leave", "study.toml", "--name", "leeds"], "no client has run in this folder"),
     ],
 )
-def test_mistakes(command, words, said):
+def test_user_errors(command, words, expected):
     code, _, err = command(*words)
     assert code == 2
-    assert said in err
+    assert expected in err
 
 
-def test_sfvi_names_the_method_for_networks(command, tmp_path):
+def test_sfvi_suggests_the_method_for_networks(command, tmp_path):
     text = FEDERATED.replace(
         '[model]\nfamily = "logistic"\nformula = "died ~ rx * age + sex"', '[model]\nfunction = "m:f"'
     )
     (tmp_path / "study.toml").write_text(text.replace('scaling = "federated"\n', "") + '[algorithm]\nmethod = "sfvi"\n')
     code, _, err = command("server", "study.toml", "--allow-model", "m")
     assert code == 2
-    assert "on a network use SFVI-Avg" in err
+    assert "SFVI-Avg on a network" in err
 
 
 def test_requests_and_status(command, tmp_path):
@@ -144,7 +145,7 @@ def test_requests_and_status(command, tmp_path):
         assert command("withdraw", "york", "study.toml")[0] == 0
         assert Requests(run).pending() == ["stop", "withdraw-york"]
     _, out, _ = command("status", "study.toml")
-    assert "not running; start it again to go on" in out
+    assert "not running; restart it to resume" in out
     assert (run / LOCK).exists()
 
 
@@ -152,22 +153,22 @@ def test_leaving(command, tmp_path):
     (tmp_path / "sites" / "trial-1" / "leeds").mkdir(parents=True)
     code, out, _ = command("leave", "study.toml", "--name", "leeds")
     assert code == 0
-    assert "start `cavity client` for this" in out
+    assert "start `cavity client` to send the request" in out
     assert (tmp_path / "sites" / "trial-1" / "leeds" / "leave").exists()
 
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "first-study.md").read_text()
-TYPED = [line for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+COMMAND_LINES = [line for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
 
 
-def test_the_guide_has_its_commands():
-    assert len(TYPED) >= 7
-    assert all(line.startswith("cavity ") for line in TYPED)
+def test_the_guide_has_commands():
+    assert len(COMMAND_LINES) >= 7
+    assert all(line.startswith("cavity ") for line in COMMAND_LINES)
 
 
-@pytest.mark.parametrize("line", TYPED)
-def test_what_the_guide_types_is_understood(line):
-    """The command is there, with these options; what it does is tested elsewhere."""
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_commands_of_the_guide_exist(line):
+    """With these options; what they do is tested elsewhere."""
     words = shlex.split(line)[1:]
     command = typer.main.get_command(app)
     while hasattr(command, "commands"):
@@ -178,13 +179,13 @@ def test_what_the_guide_types_is_understood(line):
         assert context.params
 
 
-def test_words_of_others_cannot_steer_the_terminal_or_the_log(tmp_path, capsys):
+def test_text_of_others_cannot_control_the_terminal_or_the_log(tmp_path, capsys):
     """One line each, without control characters; a traceback keeps its lines."""
     logger = logging.getLogger("cavity")
     before = (logger.handlers[:], logger.level, logger.propagate)
     try:
-        say = logging_to(tmp_path / "server.log")
-        say("york says \x1b[2J[red]no\n12:00:00 leeds is connected" + "x" * 10_000)
+        notify = terminal_and_log(tmp_path / "server.log")
+        notify("york says \x1b[2J[red]no\n12:00:00 leeds is connected" + "x" * 10_000)
         try:
             raise ValueError("\x1b]0;title\x07")
         except ValueError:

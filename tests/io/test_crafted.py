@@ -23,7 +23,7 @@ from cavity.network.session import Session, SessionConfig
 from cavity.network.transport import Delivery
 from tests import fuzzing
 from tests.fuzzing import archive, npy
-from tests.post_office import PostOffice
+from tests.simulated_transport import SimulatedTransport
 
 MOST = 64 * 2**20
 NUMBERS = "{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }"
@@ -319,8 +319,8 @@ class TestGreetings:
 
     def session(self, said):
         verify = {name: (lambda content, seal, name=name: seal == name.encode()) for name in ("leeds", "york")}
-        terms = SessionConfig(Identity("hash", "{}"), "run", ("leeds", "york"), verify=verify)
-        return Session(PostOffice({}), terms, say=said.append)
+        config = SessionConfig(Identity("hash", "{}"), "run", ("leeds", "york"), verify=verify)
+        return Session(SimulatedTransport({}), config, notify=said.append)
 
     def greeting(self, client="leeds", seal=b"leeds", **parts):
         made = Envelope(Kind.HERE.value, "hash", "run", client, {"settings": "{}"} | parts)
@@ -328,8 +328,8 @@ class TestGreetings:
 
     def test_a_valid_greeting(self):
         session = self.session([])
-        session._greeted("1", "leeds", Delivery("1", self.greeting()))
-        assert session.homes == {"leeds": "1"}
+        session.greeted("1", "leeds", Delivery("1", self.greeting()))
+        assert session.addresses == {"leeds": "1"}
 
     @pytest.mark.parametrize("known", ["york", None])
     def test_nothing_is_read_without_a_valid_signature(self, monkeypatch, caplog, known):
@@ -337,9 +337,9 @@ class TestGreetings:
         monkeypatch.setattr(serialization, "from_bytes", lambda *args, **options: pytest.fail("it was read"))
         session = self.session([])
         for data in (self.greeting(seal=b""), self.greeting(seal=b"other"), b"\0" * 533, b"", protocol.MAGIC):
-            session._greeted("1", known, Delivery("1", data))
-        assert session.homes == {}
-        assert caplog.text.count("did not say who it is") == 5
+            session.greeted("1", known, Delivery("1", data))
+        assert session.addresses == {}
+        assert caplog.text.count("sent no valid greeting") == 5
         assert session._notices["1"]  # the next greeting says why
 
     def test_a_crafted_greeting_does_not_stop_the_server(self, caplog):
@@ -347,15 +347,15 @@ class TestGreetings:
         for content in (bomb(), zipped(zipfile.ZIP_STORED, flags=1), text(nested(330))):
             whole = b"\x05leeds" + serialization.seal(content)
             data = protocol.MAGIC + len(b"leeds").to_bytes(2, "big") + b"leeds" + whole
-            session._greeted("1", "leeds", Delivery("1", data))
-        assert session.homes == {}
+            session.greeted("1", "leeds", Delivery("1", data))
+        assert session.addresses == {}
         assert caplog.text.count("cannot be read") == 3
 
     def test_another_clients_name(self):
         said = []
         session = self.session(said)
-        session._greeted("1", "york", Delivery("1", self.greeting("leeds", b"york")))
-        assert session.homes == {}
+        session.greeted("1", "york", Delivery("1", self.greeting("leeds", b"york")))
+        assert session.addresses == {}
         assert said == ["a client is refused: the key of 'york' was used by 'leeds'"]
 
     def test_the_name_in_the_header_must_be_the_name_in_the_content(self):
@@ -379,12 +379,12 @@ class TestGreetings:
     def test_control_characters_of_a_peer_are_escaped(self, caplog):
         said = []
         session = self.session(said)
-        session._greeted("1", "leeds", Delivery("1", self.greeting("\x1b[2Jyork\n" + "x" * 240)))
+        session.greeted("1", "leeds", Delivery("1", self.greeting("\x1b[2Jyork\n" + "x" * 240)))
         assert "\\x1b[2Jyork\\n" in said[0]
         settings = json.dumps({"\x1b[31m[red]\r" * 50: 1})
         made = Envelope(Kind.HERE.value, "other", "run", "leeds", {"settings": settings})
-        session._greeted("1", "leeds", Delivery("1", encode(made, lambda content: b"leeds")))
-        session._greeted("1", "leeds", Delivery("1", None, "\x1b[2J" + "y" * 10_000))
+        session.greeted("1", "leeds", Delivery("1", encode(made, lambda content: b"leeds")))
+        session.greeted("1", "leeds", Delivery("1", None, "\x1b[2J" + "y" * 10_000))
         for line in [*said, *(record.getMessage() for record in caplog.records)]:
             assert line.isprintable()
             assert len(line) < 400

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cavity.cli.logs import logging_to
+from cavity.cli.logs import terminal_and_log
 from cavity.errors import CavityError
 from cavity.io.checkpoints import RunDirectory, write_atomically
 from cavity.io.private_files import private_folder
@@ -51,7 +51,7 @@ def own_logging():
 def test_everything_that_a_run_writes_is_private(tmp_path):
     folder = tmp_path / "runs" / "trial"
     with only_one(folder, "a server"):
-        say = logging_to(folder / "server.log")
+        say = terminal_and_log(folder / "server.log")
         say("round 1")
         write_status(folder, state="running")
         Requests(folder).put("stop")

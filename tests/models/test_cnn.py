@@ -49,5 +49,5 @@ def test_it_learns_under_fedavg():
 
 
 def test_an_image_too_small():
-    with pytest.raises(CavityError, match="nothing is left"):
+    with pytest.raises(CavityError, match="are empty after"):
         cnn_classifier((6, 6, 1), 2, channels=(4, 4))

@@ -1,4 +1,4 @@
-"""Studies over Flower with TLS and keys, against the same in one process; what Flower carries that it should not."""
+"""Studies over Flower with TLS and keys: same posterior as in one process, and attacks through Flower."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ from cavity_experiments import runner
 from tests import own_models
 from tests.contracts.faults import distance
 from tests.flower_network import NAMES, OUTSIDE, Rig, study_text
-from tests.flower_network.test_flower_proxy import superlink_routes
+from tests.network.test_flower_proxy import superlink_routes
 from tests.studies import UNSCALED, gap, patients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("quick_to_compile")]
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixture
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory):
-    """One thread computes at a time: NumPyro traces models with handlers that are the whole process's."""
+    """One thread computes at a time, since NumPyro's handlers are global to the process."""
     lock, collect, rig = threading.RLock(), LocalEngine.collect, Rig(tmp_path_factory.mktemp("rig"))
 
     def collect_alone(self, num_replies):
@@ -59,31 +59,32 @@ def rig(tmp_path_factory):
         yield rig
 
 
-def alone(lock, update):
-    def answer_alone(content):
+def locked(lock, handle):
+    def handle_locked(content):
         with lock:
-            return update(content)
+            return handle(content)
 
-    return answer_alone
+    return handle_locked
 
 
-class Meeting:
-    """A study at the rig: the server's folder, and a worker in a folder of its own for every client."""
+class FlowerStudy:
+    """A study on the rig: the server's folder, and a worker with its own folder for every client."""
 
     def __init__(self, rig, folder, text, tables):
         self.rig, self.folder, self.text, self.tables = rig, folder, text, tables
         self.study = parse_study(text, allow_models=[own_models.__name__])
-        self.said = []
-        rig.updates.update({name: alone(rig.lock, self.worker(name, self.study).update) for name in NAMES})
+        self.lines = []
+        rig.workers.update({name: locked(rig.lock, self.worker(name, self.study).handle) for name in NAMES})
 
     def worker(self, name, study):
         own = self.folder / name
-        site = site_of(study, name, self.tables[name], own, self.said.append)
-        return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), say=self.said.append, **self.rig.seals(name))
+        site = site_of(study, name, self.tables[name], own, self.lines.append)
+        signatures = self.rig.signatures(name)
+        return Worker(site, ClientStore(own), SentLog(own / "sent.jsonl"), notify=self.lines.append, **signatures)
 
     def run(self):
-        manner, transport = self.rig.manner(say=self.said.append), self.rig.loopback.transport
-        return StudyServer(self.study, self.text, self.folder / "run", transport, manner, reopen=transport.reopen).run()
+        config, transport = self.rig.config(notify=self.lines.append), self.rig.loopback.transport
+        return StudyServer(self.study, self.text, self.folder / "run", transport, config, reopen=transport.reopen).run()
 
     def in_one_process(self):
         return run_study(self.study, self.tables)
@@ -116,12 +117,12 @@ SCHEDULES = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_posterior_as_in_one_process(rig, tmp_path, method, schedule):
-    """After the same rounds; an asynchronous run has the same end, where the method has one."""
+    """After the same rounds; an asynchronous run ends at the same posterior, if the method has a fixed point."""
     if (method, schedule) == ("sfvi-avg", "asynchronous"):
-        pytest.skip("its steps are random and follow the order of the replies: there is no end to compare")
+        pytest.skip("its random steps depend on the order of the replies: there is no fixed point to compare")
     text, tables = METHODS[method]
-    meeting = Meeting(rig, tmp_path, text + "[run]\n" + SCHEDULES[schedule], tables())
-    fit, reference = meeting.run(), meeting.in_one_process()
+    study = FlowerStudy(rig, tmp_path, text + "[run]\n" + SCHEDULES[schedule], tables())
+    fit, reference = study.run(), study.in_one_process()
     if schedule != "asynchronous":
         assert len(fit.history) == len(reference.history)
     if method == "sfvi-avg":
@@ -133,56 +134,61 @@ def test_the_same_posterior_as_in_one_process(rig, tmp_path, method, schedule):
         assert copy.read_bytes() == (tmp_path / "run" / "posterior.npz").read_bytes()
 
 
-def test_answers_that_are_replayed_cut_off_or_of_another_study(rig, tmp_path, caplog):
-    """Each is signed by the right key, and refused; the study comes to its undisturbed end."""
+def test_replies_that_are_replayed_truncated_or_of_another_study_are_refused(rig, tmp_path, caplog):
+    """Each is signed by the right key; the study ends at the posterior of an undisturbed run."""
     text = study_text(4, "[run]\ntolerance = 1e-13\n", text=UNSCALED)
-    meeting = Meeting(rig, tmp_path, text, four_hospitals())
-    honest, count, first = rig.updates["york"], itertools.count(), []
-    sign = rig.seals("york")["sign"]
+    study = FlowerStudy(rig, tmp_path, text, four_hospitals())
+    honest, count, first = rig.workers["york"], itertools.count(), []
+    sign = rig.signatures("york")["sign"]
 
     def dishonest(content):
-        update = honest(content)
-        envelope = decode(update, protocol.unverified)
+        response = honest(content)
+        envelope = decode(response, protocol.unverified)
         if envelope.kind != Kind.REPLY:
-            return update
-        first.append(update)
+            return response
+        first.append(response)
         return {
             1: first[0],
-            2: update[: len(update) // 2],
+            2: response[: len(response) // 2],
             3: encode(replace(envelope, study="another"), sign),
             4: encode(replace(envelope, client="leeds"), sign),
-        }.get(next(count), update)
+        }.get(next(count), response)
 
-    rig.updates["york"] = dishonest
-    fit = meeting.run()
-    refused = [line for line in meeting.said if "an answer of york is refused" in line]
-    for reason in ("it answers another message", "signature", "another version of the study", "from 'leeds'"):
+    rig.workers["york"] = dishonest
+    fit = study.run()
+    refused = [line for line in study.lines if "a reply of york is refused" in line]
+    for reason in (
+        "it replies to another message",
+        "signature",
+        "another version of the study",
+        "names the client 'leeds'",
+    ):
         assert any(reason in line for line in refused), refused
         assert reason in caplog.text
-    assert any("refused this client's last reply" in line for line in meeting.said)
-    assert gap(fit.reported, meeting.in_one_process().reported) < 1e-5
+    assert any("refused this client's last update" in line for line in study.lines)
+    assert gap(fit.reported, study.in_one_process().reported) < 1e-5
 
 
 def test_a_client_of_another_study_is_refused(rig, tmp_path):
     """It has the right key, and a study file that differs."""
     text = study_text(4, "[run]\nrounds = 1\n", text=UNSCALED)
-    meeting = Meeting(rig, tmp_path, text, four_hospitals())
-    worker = meeting.worker("hull", parse_study(text.replace("[18, 110]", "[18, 120]")))
-    rig.updates["hull"] = worker.handle
+    study = FlowerStudy(rig, tmp_path, text, four_hospitals())
+    worker = study.worker("hull", parse_study(text.replace("[18, 110]", "[18, 120]")))
+    rig.workers["hull"] = worker.handle
     server = StudyServer(
-        meeting.study,
+        study.study,
         text,
         tmp_path / "run",
         rig.loopback.transport,
-        rig.manner(say=meeting.said.append, min_clients=3),
+        rig.config(notify=study.lines.append, min_clients=3),
     )
     fit = server.run()
     assert "hull" not in fit.server.names
     assert "columns.age.range" in worker.over
 
 
-def test_what_a_round_and_a_large_posterior_cost(tmp_path):
-    """The benchmark at its smallest: it runs, and a round costs no more than 1.25 times what Flower alone needs."""
+def test_benchmark_of_a_round_and_a_large_posterior(tmp_path):
+    """The smallest benchmark: a round takes at most 1.25 times as long as with Flower alone."""
     from cavity_experiments.bench_network import bench_network
 
     result = runner.run("network", bench_network, directory=tmp_path, size=runner.Size.QUICK)
@@ -194,7 +200,7 @@ def test_what_a_round_and_a_large_posterior_cost(tmp_path):
 
 
 def stranger(rig, host, port, *interceptors):
-    """Somebody who calls the interface of the SuperLink's owner."""
+    """A client of the interface for the SuperLink's owner."""
     authority = (rig.keys / "server" / "ca.pem").read_bytes()
     return ControlHttpClient.from_server_address(f"{host}:{port}", False, authority, list(interceptors))
 
@@ -205,18 +211,19 @@ def node_key(rig, name):
 
 
 @pytest.mark.skipif(OUTSIDE == LOOPBACK, reason="this system has one loopback address")
-def test_no_method_of_the_superlinks_owner_answers_outside(rig):
-    """Every route of Control and Runtime, with and without a client's key; the SuperLink itself would answer."""
-    inside, outside = rig.loopback.transport._port, rig.loopback.transport._side.port
+def test_routes_for_the_superlinks_owner_are_not_reachable_from_outside(rig):
+    """All routes of Control and Runtime, with and without a client's key; the SuperLink itself would respond."""
+    transport, outside = rig.loopback.transport, rig.port
+    inside = transport.superlink_port
     with stranger(rig, LOOPBACK, inside) as control:
         assert len(control.ListNodes(ListNodesRequest()).nodes_info) == len(NAMES)  # this test can fail
     assert not listens(OUTSIDE, inside)
-    for seals in ((), (node_key(rig, "york"),)):
-        with stranger(rig, OUTSIDE, outside, *seals) as control:
+    for keys in ((), (node_key(rig, "york"),)):
+        with stranger(rig, OUTSIDE, outside, *keys) as control:
             for ask, request in (
                 (control.ListNodes, ListNodesRequest()),
                 (control.ListRuns, ListRunsRequest()),
-                (control.UnregisterNode, UnregisterNodeRequest(node_id=int(next(iter(rig.loopback.transport._names))))),
+                (control.UnregisterNode, UnregisterNodeRequest(node_id=int(next(iter(transport.nodes))))),
             ):
                 with pytest.raises(httpx.HTTPStatusError, match="404"):
                     ask(request)
@@ -226,27 +233,27 @@ def test_no_method_of_the_superlinks_owner_answers_outside(rig):
         assert httpx.request(method, f"https://{OUTSIDE}:{outside}{path}", verify=trusted).status_code == 404
 
 
-def test_a_proxy_that_has_ended_is_started_again(rig):
+def test_a_proxy_that_has_ended_is_restarted(rig):
     transport = rig.loopback.transport
     before = transport.proxy_pid
     os.kill(before, signal.SIGKILL)
-    while listens(OUTSIDE, transport._side.port):
+    while listens(OUTSIDE, rig.port):
         time.sleep(0.05)
     transport.reachable()
     assert transport.proxy_pid != before
-    assert listens(OUTSIDE, transport._side.port)
+    assert listens(OUTSIDE, rig.port)
 
 
 def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(rig, tmp_path):
-    """By somebody on the server's machine: it is started again, clients are told to wait meanwhile, nothing is lost."""
+    """Done by another process on the server's machine: it is restarted, clients have to wait, and nothing is lost."""
     text = study_text(4, "[run]\ntolerance = 1e-12\n")
-    meeting, transport = Meeting(rig, tmp_path, text, four_hospitals()), rig.loopback.transport
-    honest, count, statuses = rig.updates["york"], itertools.count(), []
+    study, transport = FlowerStudy(rig, tmp_path, text, four_hospitals()), rig.loopback.transport
+    honest, count, statuses = rig.workers["york"], itertools.count(), []
 
     def heartbeat():
         key, trusted = node_key(rig, "york"), ssl.create_default_context(cafile=rig.keys / "server" / "ca.pem")
         for _ in range(20):
-            request = httpx.Request("POST", f"https://{OUTSIDE}:{transport._side.port}/v1/fleet/get-run", content=b"")
+            request = httpx.Request("POST", f"https://{OUTSIDE}:{rig.port}/v1/fleet/get-run", content=b"")
             with httpx.Client(verify=trusted) as client:
                 context = SimpleNamespace(request=request)
                 statuses.append(key.intercept(context, lambda context: client.send(context.request)).status_code)
@@ -254,39 +261,39 @@ def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(ri
                 return
             time.sleep(0.05)
 
-    def update(content):
+    def disturbed(content):
         number = next(count)
         if number == 3:
-            with stranger(rig, LOOPBACK, transport._port) as control:
-                (york,) = [node for node, name in transport._names.items() if name == "york"]
+            with stranger(rig, LOOPBACK, transport.superlink_port) as control:
+                (york,) = [node for node, name in transport.nodes.items() if name == "york"]
                 control.UnregisterNode(UnregisterNodeRequest(node_id=york))
         if number == 6:
             os.kill(transport.pid, signal.SIGKILL)
             heartbeat()
         return honest(content)
 
-    rig.updates["york"] = update
-    fit = meeting.run()
-    assert any("york was unregistered" in line for line in meeting.said)
-    assert any("does not answer" in line for line in meeting.said)
+    rig.workers["york"] = disturbed
+    fit = study.run()
+    assert any("york was unregistered" in line for line in study.lines)
+    assert any("does not respond" in line for line in study.lines)
     assert statuses[-1] == 503
     assert next(count) > 6
-    assert gap(fit.reported, meeting.in_one_process().reported) < 1e-5  # a KL of 1e-12 is 1.4e-6 sd
+    assert gap(fit.reported, study.in_one_process().reported) < 1e-5  # a KL of 1e-12 is 1.4e-6 sd
 
 
-def test_a_connection_that_breaks_in_the_middle_of_an_answer(rig, tmp_path, monkeypatch):
-    """The SuperNode has its head, waits for the rest for ever, and would hand over nothing else."""
+def test_a_connection_that_breaks_in_the_middle_of_a_response(rig, tmp_path, monkeypatch):
+    """The SuperNode has the first part, waits for the rest for ever, and would send nothing else."""
     push, broken, york = RuntimeHttpClient.PushObject, [], rig.loopback.nodes["york"]
 
     def breaks_once(self, request):
-        if not broken and self._base_url.endswith(f":{york._port}"):
+        if not broken and self._base_url.endswith(f":{york.port}"):
             broken.append(request.object_id)
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
         return push(self, request)
 
     monkeypatch.setattr(RuntimeHttpClient, "PushObject", breaks_once)
     text = study_text(4, '[run]\nschedule = "synchronous"\nrounds = 2\n')
-    meeting = Meeting(rig, tmp_path, text, four_hospitals())
-    fit, reference = meeting.run(), meeting.in_one_process()
+    study = FlowerStudy(rig, tmp_path, text, four_hospitals())
+    fit, reference = study.run(), study.in_one_process()
     assert broken
     assert gap(fit.reported, reference.reported) < 1e-6

@@ -1,4 +1,4 @@
-"""What the proxy before Flower's SuperLink lets through, and what strangers cannot do to it."""
+"""The proxy in front of Flower's SuperLink: what it forwards, and attacks by strangers."""
 
 import asyncio
 import base64
@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import httpx
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.routing import iter_route_contexts
@@ -21,6 +22,7 @@ from flwr.supercore import constant
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.main import create_app
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from google.protobuf.empty_pb2 import Empty
 
 from cavity.network import flower_proxy
 from cavity.network.flower_proxy import FORWARDED, MIB, ROUTES, UNKEYED, Proxy, ProxySettings
@@ -43,7 +45,7 @@ def signed(key=KEY, stamp="2026-01-01T00:00:00+00:00", signs=None):
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
-    """In the SuperLink's place: notes what it gets, and returns the body."""
+    """Takes the place of the SuperLink: records requests, and returns their bodies."""
 
     protocol_version = "HTTP/1.1"
     got: list = []  # noqa: RUF012
@@ -97,26 +99,26 @@ class Served:
         self._upstream.shutdown()
         self._upstream.server_close()
 
-    def transport(self, path=PULL, body=b"", headers=None, connection=None):
+    def post(self, path=PULL, body=b"", headers=None, connection=None):
         connection = connection or self.connect()
         connection.request("POST", path, body, headers or {})
-        update = connection.getresponse()
-        return update.status, dict(update.getheaders()), update.read()
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
 
     def connect(self):
         self._connections.append(http.client.HTTPConnection(HOST, self.port, timeout=10))
         return self._connections[-1]
 
     def raw(self, content, wait=5.0):
-        """The first line of the answer to these bytes; empty if the connection is closed without one."""
+        """The first line of the response to these bytes; empty if the connection is closed without one."""
         with socket.create_connection((HOST, self.port), timeout=wait) as connection:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(content)
-            update = b""
+            response = b""
             with contextlib.suppress(ConnectionError):
-                while b"\r\n" not in update and (piece := connection.recv(4096)):
-                    update += piece
-            return update.split(b"\r\n")[0].decode()
+                while b"\r\n" not in response and (piece := connection.recv(4096)):
+                    response += piece
+            return response.split(b"\r\n")[0].decode()
 
 
 @pytest.fixture
@@ -141,22 +143,32 @@ def superlink_routes():
     }
 
 
-def test_what_is_forwarded_is_what_supernodes_call(monkeypatch):
-    """Of the installed Flower; and its headers have these names."""
-    called = set()
-    monkeypatch.setattr(FleetHttpClient, "_unary_unary", lambda self, path, **_: called.add(path.encode()))
-    client = FleetHttpClient("http://x")
-    for name in vars(FleetHttpClient):
-        if name[0].isupper():
-            getattr(client, name)(None)
-    assert called == set(ROUTES) | set(UNKEYED)
+class Recorder:
+    """An interceptor of Flower that records the path of a request, and sends nothing."""
+
+    def __init__(self):
+        self.paths = set()
+
+    def intercept(self, context, call_next):
+        self.paths.add(context.request.url.raw_path)
+        return httpx.Response(200, headers={"content-type": "application/x-protobuf"}, request=context.request)
+
+
+def test_the_routes_are_those_that_supernodes_call():
+    """With the installed Flower; also the names of its headers."""
+    recorder = Recorder()
+    with FleetHttpClient.from_server_address(f"{HOST}:1", True, None, [recorder]) as client:
+        for name in vars(FleetHttpClient):
+            if name[0].isupper():
+                getattr(client, name)(Empty())
+    assert recorder.paths == set(ROUTES) | set(UNKEYED)
     names = {constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER}
     names |= {constant.FLWR_PACKAGE_NAME_METADATA_KEY, constant.FLWR_PACKAGE_VERSION_METADATA_KEY}
     names |= {constant.FLWR_COMPONENT_NAME_METADATA_KEY, "content-type", "accept"}
     assert {name.decode() for name in FORWARDED} == names
 
 
-def test_no_other_route_of_a_superlink_answers(served):
+def test_no_other_route_of_a_superlink_is_forwarded(served):
     """With and without a client's key: Control, Runtime, health and documentation."""
     routes = {(method, path) for method, path in superlink_routes() if path.encode() not in ROUTES}
     assert len([path for _, path in routes if path.startswith(("/v1/control/", "/v1/runtime/"))]) > 40
@@ -215,16 +227,16 @@ def test_crafted_requests_are_refused(served, monkeypatch, case):
 
 
 def test_a_second_request_within_a_body_stays_a_body(served):
-    """What is forwarded is written anew, with the length that was read."""
+    """A forwarded request is rewritten, with the length that was read."""
     inner = b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
-    assert served.transport(body=inner, headers=signed())[0] == 200
+    assert served.post(body=inner, headers=signed())[0] == 200
     assert [(path, body) for path, _, body in served.got] == [(PULL, inner)]
 
 
 def test_a_clients_request_arrives_with_its_body_and_nothing_else(served):
     body = bytes(range(256)) * 20_000  # 5 MB
     headers = signed() | {"x-forwarded-for": "a", "authorization": "b", "flwr-task-token": "c", "cookie": "d"}
-    status, answered, content = served.transport("/v1/fleet/push-object", body, headers)
+    status, answered, content = served.post("/v1/fleet/push-object", body, headers)
     assert (status, content) == (200, body)
     assert "x-inside" not in {name.lower() for name in answered}
     ((path, arrived, received),) = served.got
@@ -246,51 +258,50 @@ def test_a_clients_request_arrives_with_its_body_and_nothing_else(served):
     ids=["none", "a foreign key", "a foreign signature", "another time", "garbage"],
 )
 def test_without_a_clients_signature_no_body_is_read(served, headers):
-    """5 MB are announced, and the refusal comes before they are sent."""
+    """The request announces 5 MB, and is refused before they are sent."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    update = served.raw(
+    response = served.raw(
         f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: a\r\n{lines}content-length: {5 * MIB}\r\n\r\n".encode()
     )
-    assert update.startswith("HTTP/1.1 412")
+    assert response.startswith("HTTP/1.1 412")
     assert served.got == []
 
 
 def test_nodes_register_themselves_only_without_keys(served, unkeyed):
     for path in (route.decode() for route in UNKEYED):
-        assert served.transport(path, headers=signed())[0] == 404
-        assert unkeyed.transport(path)[0] == 200
+        assert served.post(path, headers=signed())[0] == 404
+        assert unkeyed.post(path)[0] == 200
 
 
 def test_503_while_the_superlink_is_not_ready(served):
-    """On one connection: it is told to try again, and then heard."""
+    """On one connection: 503 at first, then it is served."""
     connection = served.connect()
     served.file.rename(served.file.with_name("away"))
-    assert served.transport(headers=signed(), connection=connection)[0] == 503
-    served.file.write_text(f"http://{HOST}:{free_port()}")  # it has ended without a word
-    assert served.transport(headers=signed(), connection=connection)[0] == 503
+    assert served.post(headers=signed(), connection=connection)[0] == 503
+    served.file.write_text(f"http://{HOST}:{free_port()}")  # the SuperLink has ended without removing the file
+    assert served.post(headers=signed(), connection=connection)[0] == 503
     served.open()
-    assert served.transport(headers=signed(), connection=connection)[0] == 200
+    assert served.post(headers=signed(), connection=connection)[0] == 200
 
 
-def test_slow_senders_are_cut_off(served, monkeypatch):
+def test_slow_senders_are_disconnected(served, monkeypatch):
+    """Otherwise `raw` would time out."""
     monkeypatch.setattr(flower_proxy, "HEAD_SECONDS", 0.1)
     monkeypatch.setattr(flower_proxy, "BODY_SECONDS", 0.1)
-    began = time.monotonic()
     assert served.raw(b"POST /v1/fleet") == ""
     head = f"POST {PULL} HTTP/1.1\r\nhost: a\r\n{HEAD}content-length: 9\r\n\r\nhalf"
     assert served.raw(head.encode()) == ""
-    assert time.monotonic() - began < 3
 
 
 def test_strangers_cannot_use_up_the_connections(served, monkeypatch):
-    """Neither keep a client from connecting, nor end a client's connection."""
+    """They can neither keep a client from connecting nor end its connection."""
     monkeypatch.setattr(flower_proxy, "MAX_CONNECTIONS", 4)
     own = served.connect()
-    assert served.transport(headers=signed(), connection=own)[0] == 200
+    assert served.post(headers=signed(), connection=own)[0] == 200
     held = own.sock
     strangers = [socket.create_connection((HOST, served.port)) for _ in range(20)]
-    assert served.transport(headers=signed())[0] == 200
-    assert served.transport(headers=signed(), connection=own)[0] == 200
+    assert served.post(headers=signed())[0] == 200
+    assert served.post(headers=signed(), connection=own)[0] == 200
     assert own.sock is held
     for stranger in strangers:
         stranger.close()
@@ -300,8 +311,8 @@ def test_one_client_cannot_use_up_the_connections(served, monkeypatch):
     monkeypatch.setattr(flower_proxy, "MAX_PER_CLIENT", 3)
     connections = [served.connect() for _ in range(6)]
     for connection in connections:
-        assert served.transport(headers=signed(), connection=connection)[0] == 200
+        assert served.post(headers=signed(), connection=connection)[0] == 200
     for connection in connections[:3]:
         connection.sock.settimeout(5)
         assert connection.sock.recv(1) == b""
-    assert served.transport(headers=signed(), connection=connections[-1])[0] == 200
+    assert served.post(headers=signed(), connection=connections[-1])[0] == 200

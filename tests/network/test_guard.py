@@ -1,4 +1,4 @@
-"""What a client enforces: which posteriors it answers, how often, and with which rows. And what an attacker reads."""
+"""What a client enforces: which posteriors it answers, how often, and with which rows; and attacks on it."""
 
 import json
 import os
@@ -26,12 +26,12 @@ from cavity.study.run import run_study
 from cavity.study.scaling import ScaledColumn, Scaling
 from cavity.study.table import as_table
 from tests.hostile import STUDY, HostileServer, patients
-from tests.post_office import PostOffice
+from tests.simulated_transport import SimulatedTransport
 from tests.studies import FEDERATED, gap, hospitals
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SHORT = STUDY.replace("rounds = 100", "rounds = 30")
-OLD = (1.0, 1.6)  # thresholds between which the patients to be read are
+OLD = (1.0, 1.6)  # the patients to be read are between these thresholds
 WITHIN = (12.4, 2400.0)  # as steep and as tight as the limits allow
 
 
@@ -41,22 +41,22 @@ def hostile(tmp_path):
 
 
 class TestAttack:
-    @pytest.mark.parametrize("by_row", [False, True], ids=["posterior", "cavity"])
-    def test_a_client_that_answers_everything_gives_patients_away(self, tmp_path, by_row):
+    @pytest.mark.parametrize("by_entry", [False, True], ids=["posterior", "cavity"])
+    def test_a_client_without_limits_reveals_patients(self, tmp_path, by_entry):
         server = HostileServer(tmp_path, limited=False, text=SHORT)
-        assert len(server.read_patients(1e4, 1e10, 60, OLD, by_row=by_row)) >= 10
+        assert len(server.read_patients(1e4, 1e10, 60, OLD, by_entry=by_entry)) >= 10
 
-    @pytest.mark.parametrize("by_row", [False, True], ids=["posterior", "cavity"])
+    @pytest.mark.parametrize("by_entry", [False, True], ids=["posterior", "cavity"])
     @pytest.mark.parametrize("how", [(1e4, 1e10), (1e4, 2400.0), WITHIN], ids=["tight and far", "far", "within limits"])
-    def test_none_is_read(self, hostile, how, by_row):
-        assert hostile.read_patients(*how, 200, OLD, by_row=by_row) == set()
+    def test_no_patient_is_read(self, hostile, how, by_entry):
+        assert hostile.read_patients(*how, 200, OLD, by_entry=by_entry) == set()
         assert hostile.answered == (60 if how == WITHIN else 0)
 
-    def test_scales_that_no_rows_have(self, hostile):
+    def test_scales_that_no_rows_can_have(self, hostile):
         """Slopes within the prior would be steep in the units of the data."""
         prior = ledger.to_host(hostile.algorithm.prior)
         assert hostile.ask(prior, scaling=hostile.tiny_scaling()) is None
-        assert "its scaling of column 'age' is not the study's" in hostile.refusals[-1]
+        assert "its scaling of column 'age' is not that of the study" in hostile.refusals[-1]
 
 
 class TestPosteriors:
@@ -67,19 +67,19 @@ class TestPosteriors:
         ("mean", "precision", "why"),
         [
             (0.0, -np.eye(4), "its posterior is improper"),
-            (np.nan, np.eye(4), "holds a NaN or an infinity"),
-            (12.6, np.eye(4), "5.04 prior standard deviations out in coefficient 2"),
-            (0.0, 2600 * np.eye(4), "the precision 2.6e\\+03 in coefficient 1.* no more than 2.5e\\+03"),
+            (np.nan, np.eye(4), "contains a NaN or an infinity"),
+            (12.6, np.eye(4), "5.04 prior standard deviations from the prior's in coefficient 2"),
+            (0.0, 2600 * np.eye(4), "the precision 2.6e\\+03 in coefficient 1.* at most 2.5e\\+03"),
         ],
         ids=["improper", "NaN", "far", "tight"],
     )
-    def test_what_is_not_answered(self, hostile, mean, precision, why, caplog):
+    def test_a_posterior_out_of_bounds_is_refused(self, hostile, mean, precision, why, caplog):
         posterior = FullGaussian(precision @ np.full(4, mean), precision)
         assert hostile.ask(posterior) is None
         assert hostile.worker.guard.answered == 0
         assert any(re.search(why, text) for text in (hostile.refusals[-1], caplog.text))
 
-    def test_a_row_that_makes_the_cavity_improper(self, hostile):
+    def test_an_entry_that_makes_the_cavity_improper(self, hostile):
         prior = ledger.to_host(hostile.algorithm.prior)
         assert hostile.ask(prior, prior**2.0) is None
         assert hostile.refusals[-1] == "its cavity is improper"
@@ -106,7 +106,7 @@ def study_of(kind, **changes):
 class TestBounds:
     @pytest.mark.parametrize("kind", KINDS)
     def test_rows_within_the_ranges_never_have_more_curvature(self, kind):
-        """Of the log likelihood, by differentiation; for Poisson rows where expected counts are at most twice 6."""
+        """The curvature of the log likelihood, by differentiation; for Poisson, expected counts are at most 2 x 6."""
         study = study_of(kind)
         scaling = study_scaling(study)
         model = study_algorithm(study, scaling).model
@@ -129,7 +129,7 @@ class TestBounds:
                 continue
             largest = np.maximum(largest, np.diagonal(curvature(theta)))
         assert (largest <= added * (1 + 1e-12)).all()
-        assert (largest > added / (30 if kind == "poisson" else 5)).all()  # the bound is not idle
+        assert (largest > added / (30 if kind == "poisson" else 5)).all()  # the bound is not much too large
 
     @pytest.mark.parametrize(
         ("study", "note"),
@@ -153,7 +153,7 @@ class TestBounds:
         assert declared.hash != default.hash
 
     @pytest.mark.parametrize("kind", ["logistic", "linear"])
-    def test_a_scaled_matrix_and_outcome_are_counted_in_their_units(self, kind):
+    def test_bounds_for_a_scaled_matrix_and_outcome(self, kind):
         """By default a study scales the columns of the formula's matrix too, and the outcome of linear regression."""
         study = study_of(kind, **{'scaling = "none"\n': ""})
         rng = np.random.default_rng(1)
@@ -170,7 +170,7 @@ class TestBounds:
         assert (found <= added * (1 + 1e-12)).all()
         assert (found > added / 30).all()
 
-    def test_a_scaling_of_the_matrix_must_be_one_that_rows_can_have(self):
+    def test_a_scaling_of_the_matrix_must_be_possible_for_the_rows(self):
         study = replace(parse_study(FEDERATED), max_total_rows=1000)
         tables = [as_table(hospital) for hospital in hospitals().values()]
         scaling = scaling_of(study, tables)
@@ -181,42 +181,42 @@ class TestBounds:
             problem = problem_with_scaling(study, tables[0], replace(scaling, design=tuple(narrow)))
             assert f"column '{column.name}' cannot come from the sums" in problem
 
-    def test_a_federated_scaling_must_be_one_that_rows_can_have(self):
-        """The true one of all clients is, and one that is too narrow, or too far away, is not."""
+    def test_a_federated_scaling_must_be_possible_for_the_rows(self):
+        """That of all clients is possible; one that is too narrow, or too far away, is not."""
         study = replace(parse_study(FEDERATED), max_total_rows=1000)
-        table, everybody = as_table(hospitals()["leeds"]), np.concatenate([h["age"] for h in hospitals().values()])
+        table, ages = as_table(hospitals()["leeds"]), np.concatenate([h["age"] for h in hospitals().values()])
 
         def problem(centre, scale):
             return problem_with_scaling(study, table, Scaling((ScaledColumn("age", centre, scale),)))
 
-        assert problem(everybody.mean(), everybody.std()) is None
-        assert "cannot come from the sums of at most 1,000 rows" in problem(everybody.mean(), everybody.std() / 100)
-        assert "cannot come from the sums" in problem(everybody.mean() + 1000, everybody.std())
-        assert "cannot come from the sums" in problem(everybody.mean(), float("nan"))
+        assert problem(ages.mean(), ages.std()) is None
+        assert "cannot come from the sums of at most 1,000 rows" in problem(ages.mean(), ages.std() / 100)
+        assert "cannot come from the sums" in problem(ages.mean() + 1000, ages.std())
+        assert "cannot come from the sums" in problem(ages.mean(), float("nan"))
 
 
 class TestCounting:
-    def test_few_scalings_are_looked_at(self, tmp_path):
+    def test_the_number_of_scalings_is_limited(self, tmp_path):
         guard = Guard(tmp_path, "hash")
         for i in range(MAX_SCALINGS):
             guard.count_scaling(Scaling((ScaledColumn("age", float(i), 1.0),)))
-        guard.count_scaling(Scaling((ScaledColumn("age", 0.0, 1.0),)))  # the same again is no new one
-        with pytest.raises(ProtocolError, match="answers no other"):
+        guard.count_scaling(Scaling((ScaledColumn("age", 0.0, 1.0),)))  # the same one again is not counted
+        with pytest.raises(ProtocolError, match="accepts no other"):
             Guard(tmp_path, "hash").count_scaling(None)
 
-    def test_numbers_only_grow(self, hostile):
+    def test_versions_and_sequence_numbers_only_grow(self, hostile):
         prior = ledger.to_host(hostile.algorithm.prior)
         assert hostile.ask(prior, version=3) is not None
         assert hostile.ask(prior, version=2) is None
         assert "do not come after 3 and 1" in hostile.refusals[-1]
-        assert hostile.ask(prior, version=3, sequence=1) is not None  # the very same message again
+        assert hostile.ask(prior, version=3, sequence=1) is not None  # the same message again
         assert hostile.worker.guard.answered == 1
-        assert hostile.ask(prior * prior, version=3, sequence=1) is None  # another one under its number
+        assert hostile.ask(prior * prior, version=3, sequence=1) is None  # another message with the same number
         assert hostile.ask(prior, version=4) is not None
         assert hostile.worker.guard.answered == 2
 
-    def test_over_all_runs_and_restarts(self, tmp_path):
-        """A new run, and a client that is started again, do not begin at zero."""
+    def test_the_limit_holds_over_all_runs_and_restarts(self, tmp_path):
+        """A new run, or a restarted client, does not count from zero."""
         text = SHORT.replace("rounds = 30", "rounds = 1")
         answered = 0
         for run in range(30):
@@ -224,14 +224,14 @@ class TestCounting:
             server.run = f"run{run}"
             answered += server.ask(ledger.to_host(server.algorithm.prior)) is not None
         assert answered == 21 == max_messages(server.study, server.algorithm)
-        assert "21 messages of this study, in all its runs, and no more than 21 are agreed on" in server.refusals[-1]
+        assert "21 messages in all runs of this study, and the limit is 21" in server.refusals[-1]
 
     @pytest.mark.parametrize(("schedule", "most"), [("sequential", 200), ("asynchronous", 400)])
-    def test_how_many_are_agreed_on(self, schedule, most):
+    def test_the_limit_of_a_schedule(self, schedule, most):
         study = parse_study(STUDY + f'schedule = "{schedule}"\n')
         assert max_messages(study, study_algorithm(study, study_scaling(study))) == most
 
-    def test_what_is_remembered_is_on_the_disk_before_the_answer_and_for_nobody_else(self, hostile, tmp_path):
+    def test_the_count_is_on_the_disk_before_the_reply_and_private(self, hostile, tmp_path):
         hostile.ask(ledger.to_host(hostile.algorithm.prior))
         (file,) = (tmp_path / "guard").glob("*.json")
         assert json.loads(file.read_text())["answered"] == 1
@@ -239,15 +239,15 @@ class TestCounting:
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert stat.S_IMODE(os.stat(tmp_path / "guard").st_mode) == 0o700
         file.write_text("{")
-        with pytest.raises(CheckpointError, match="it is not known how many"):
+        with pytest.raises(CheckpointError, match="the number of answered messages is unknown"):
             HostileServer(tmp_path, text=SHORT)
 
-    def test_a_crash_while_counting_gives_no_answer_away(self, hostile, monkeypatch):
+    def test_a_crash_while_counting_sends_no_update(self, hostile, monkeypatch):
         prior = ledger.to_host(hostile.algorithm.prior)
         with monkeypatch.context() as patch:
             patch.setattr("os.replace", lambda *args: 1 / 0)
             assert hostile.ask(prior) is None
-        assert hostile.refusals == ["a fault there: ZeroDivisionError"]
+        assert hostile.refusals == ["an error at the client: ZeroDivisionError"]
 
 
 def worker_of(folder, columns, leaving=lambda: False):
@@ -259,25 +259,25 @@ class TestRows:
     def halved(self):
         return {name: column[:50] for name, column in patients().items()}
 
-    def test_other_rows_are_refused_after_the_first_answer(self, tmp_path):
-        worker_of(tmp_path, self.halved()).guard.check_rows()  # nothing was sent yet
+    def test_other_rows_are_refused_after_the_first_update(self, tmp_path):
+        worker_of(tmp_path, self.halved()).guard.check_rows()  # nothing has been sent yet
         hostile = HostileServer(tmp_path)
         prior = ledger.to_host(hostile.algorithm.prior)
         assert hostile.ask(prior) is not None
         changed = worker_of(tmp_path, self.halved())
-        with pytest.raises(DataError, match=r"not those that this client has answered with.*cavity leave.*--rejoin"):
+        with pytest.raises(DataError, match=r"the rows have changed.*cavity leave.*--rejoin"):
             changed.guard.check_rows()
         hostile.worker = changed
         assert hostile.ask(prior) is None
         assert hostile.refusals[-1] == "its data cannot be used; its own log says why"
 
-    def test_the_same_rows_in_another_order_are_the_same(self, tmp_path):
+    def test_the_order_of_rows_does_not_matter(self, tmp_path):
         hostile = HostileServer(tmp_path)
         hostile.ask(ledger.to_host(hostile.algorithm.prior))
         order = np.random.default_rng(1).permutation(100)
         worker_of(tmp_path, {name: column[order] for name, column in patients().items()}).guard.check_rows()
 
-    def test_the_fingerprint_tells_nothing_without_its_key(self, tmp_path):
+    def test_the_fingerprint_depends_on_a_secret_key(self, tmp_path):
         for folder in (tmp_path / "a", tmp_path / "b"):
             hostile = HostileServer(folder)
             hostile.ask(ledger.to_host(hostile.algorithm.prior))
@@ -285,14 +285,14 @@ class TestRows:
         assert prints[0] != prints[1]
         assert all(len(text) == 64 for text in prints)
 
-    def test_after_leaving_other_rows_may_come_back_and_the_count_stays(self, tmp_path):
+    def test_a_client_may_return_with_other_rows_and_the_count_stays(self, tmp_path):
         hostile = HostileServer(tmp_path)
         prior = ledger.to_host(hostile.algorithm.prior)
         hostile.ask(prior)
         with pytest.raises(CavityError, match="has not left"):
             hostile.worker.guard.rejoin()
         hostile.worker = worker_of(tmp_path, self.halved(), leaving=lambda: True)
-        assert hostile.ask(prior) is None  # it says that it leaves
+        assert hostile.ask(prior) is None  # it responds that it leaves
         hostile.worker = worker_of(tmp_path, self.halved())
         hostile.worker.guard.rejoin()
         assert hostile.ask(prior) is not None
@@ -300,17 +300,23 @@ class TestRows:
 
 
 @pytest.mark.parametrize("extra", ["", '\n[run]\nschedule = "asynchronous"\n'], ids=["synchronous", "asynchronous"])
-def test_an_honest_study_is_answered_to_its_end(tmp_path, extra):
+def test_an_honest_study_runs_to_its_end(tmp_path, extra):
     study = parse_study(FEDERATED + extra)
     tables = {name: as_table(columns) for name, columns in hospitals().items()}
     workers = {}
     for name in study.clients:
         site = site_of(study, name, tables[name], tmp_path / name, lambda line: None)
         workers[name] = Worker(site, ClientStore(tmp_path / name), SentLog(tmp_path / name / "sent.jsonl"))
-    transport = PostOffice({name: worker.handle for name, worker in workers.items()})
-    server = StudyServer(study, FEDERATED + extra, tmp_path / "run", transport, ServerConfig(seconds=20.0))
-    server._clientele.clock, server._clientele.sleep = transport.clock, transport.sleep
-    fit = server.run()
+    transport = SimulatedTransport({name: worker.handle for name, worker in workers.items()})
+    fit = StudyServer(
+        study,
+        FEDERATED + extra,
+        tmp_path / "run",
+        transport,
+        ServerConfig(seconds=20.0),
+        clock=transport.clock,
+        sleep=transport.sleep,
+    ).run()
     assert fit.converged
     assert gap(fit.posterior, run_study(study, tables).posterior) < 1e-5
     noted = (tmp_path / "leeds" / "sent.jsonl").read_text()

@@ -1,1 +1,1 @@
-"""One file per reproduced result or benchmark, and `runner`, the ground they share."""
+"""One file per reproduced result or benchmark, and `runner`, which they share."""

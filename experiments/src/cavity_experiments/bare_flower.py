@@ -1,4 +1,4 @@
-"""A round trip of Flower as it comes: its own executors, an app that answers what it is asked, no Cavity.
+"""A round trip of plain Flower: its own executors and an app that echoes messages, without Cavity.
 
 Flower starts a new interpreter for every message, and its server app looks for replies every three seconds.
 """

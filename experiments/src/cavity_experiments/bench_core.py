@@ -1,4 +1,4 @@
-"""`cavity bench core`: what the core costs, each number as a ratio to something measured in the same run.
+"""`cavity bench core`: the cost of the core; each number is a ratio to a reference that is measured in the same run.
 
 First `import cavity` against `import jax`, each in fresh processes, the best of five; then the local engine against
 programs written by hand for one problem (`handwritten.py`), see `core_speed.py`.

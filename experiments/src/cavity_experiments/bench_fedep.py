@@ -1,12 +1,12 @@
-"""`cavity bench fedep`: what a round of FedEP costs against one of FedAvg, in the same run.
+"""`cavity bench fedep`: the cost of a round of FedEP relative to one of FedAvg, in the same run.
 
-All have the same clients, network, chain, epochs and mini-batches, and go on from where two rounds of FedAvg have led,
-as users do. They take turns, and the median over turns of the ratio to FedAvg's round in the same turn counts: a
-disturbance makes a ratio larger or smaller, according to whom it meets. Beside it is the ratio of processor times,
-which other work on the machine disturbs less.
+All have the same clients, network, chain, epochs and mini-batches, and start from two rounds of FedAvg, as users do.
+One round of each is timed in turn, and the result is the median over turns of the ratio to FedAvg's round of the same
+turn, because other work on the machine can make a ratio larger or smaller. The ratio of processor times is reported
+too; other work disturbs it less.
 
-What is expected follows from the passes over a client's rows, each with one gradient per row. A chain of E epochs makes
-E of them, and so does FedAvg; the spread makes more once the chain has ended:
+The expected ratio follows from the passes over a client's rows, each with one gradient per row. A chain of E epochs
+makes E of them, and so does FedAvg; the spread makes more once the chain has ended:
 
 | method | passes after the chain | expected ratio | with E = 10 |
 | --- | --- | --- | --- |

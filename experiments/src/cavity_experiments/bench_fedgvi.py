@@ -1,4 +1,4 @@
-"""`cavity bench fedgvi`: what robustness costs, each number as a ratio to something measured in the same run."""
+"""`cavity bench fedgvi`: the cost of robustness; each number is a ratio to a reference measured in the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cavity bench gp`: what a local step costs with everybody's pseudo-observations, against pooling the same rows.
+"""`cavity bench gp`: the cost of a local step with the pseudo-observations of all clients, relative to pooling.
 
 A client with 5,000 rows and M_k = 500 pseudo-observations, ten clients, M = 100 inducing inputs: the posterior is the
 union of 5,000 pseudo-observations, whose features cost as much as those of as many rows. A step of a pooled sparse

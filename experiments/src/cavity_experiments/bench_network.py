@@ -1,8 +1,8 @@
-"""`cavity bench network`: what a round over Flower costs, against Flower alone, and how large a posterior may be.
+"""`cavity bench network`: the cost of a round over Flower, relative to Flower alone, and how large a posterior may be.
 
-All on this machine, without TLS. A round of two clients with next to no work is compared with a round trip of Flower as
-it comes (`bare_flower.py`), and with letters that are sent back as they are over the same nodes. SuperNodes look for
-messages every three seconds, so a single round says little: the mean of several counts.
+All on this machine, without TLS. A round of two clients with almost no work is compared with a round trip of plain
+Flower (`bare_flower.py`), and with messages that are echoed over the same nodes. SuperNodes look for messages every
+three seconds, so a single round is not informative: the result is the mean of several.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cavity.models import linear_regression
 from cavity.network.client_state import ClientStore, SentLog
 from cavity.network.engine import NetworkEngine
 from cavity.network.protocol import Identity, RunConfig
-from cavity.network.session import POLL, Session, SessionConfig
+from cavity.network.session import POLL_SECONDS, Session, SessionConfig
 from cavity.network.worker import ClientConfig, Site, Worker
 from cavity.schedules import Synchronous
 from cavity.solvers import FixedPoint
@@ -83,7 +83,7 @@ def _rounds(
     rng = np.random.default_rng(seed)
     rows = {name: (rng.normal(size=(NUM_ROWS, num_features)), rng.normal(size=NUM_ROWS)) for name in NAMES}
     updates |= _answers(algorithm, prepare_clients(algorithm.model, rows), folder / kind, seed)
-    session = Session(loopback.transport, SessionConfig(IDENTITY, RUN, NAMES), say=journal.say)
+    session = Session(loopback.transport, SessionConfig(IDENTITY, RUN, NAMES), notify=journal.say)
     engine, schedule = NetworkEngine(algorithm, session, RunConfig(None), least=len(NAMES)), Synchronous()
     server = training.open_federation(algorithm, schedule, NAMES, seed)
     _, history, _ = training.run(algorithm, engine, schedule, server, [], Stopping(num_rounds + 1, 0.0))
@@ -98,8 +98,14 @@ def _rounds(
 
 def _answers(algorithm: PVI, data: Mapping[str, Data], folder: Path, seed: int) -> Answers:
     def worker(name: str) -> Worker:
-        half = ClientConfig(algorithm, data[name], seed)
-        site = Site(name, IDENTITY, half=lambda setting: half, sums=lambda scaling: None, finish=lambda files: None)
+        config = ClientConfig(algorithm, data[name], seed)
+        site = Site(
+            name,
+            IDENTITY,
+            client_config=lambda run_config: config,
+            sums=lambda scaling: None,
+            finish=lambda files: None,
+        )
         return Worker(site, ClientStore(folder / name), SentLog(folder / name / "sent.jsonl"))
 
     return {name: worker(name).handle for name in NAMES}
@@ -111,13 +117,13 @@ def _echoes(loopback: Loopback, num_rounds: int) -> float:
     while len(addresses := list(transport.reachable())) < len(NAMES):
         if time.monotonic() > deadline:
             raise CavityError("Flower's nodes did not connect within two minutes")
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     began = time.perf_counter()
     for _ in range(num_rounds):
         awaited = set(transport.send(dict.fromkeys(addresses, b"?"), 60.0).values())
         while awaited:
-            awaited -= {delivery.envelope for delivery in transport.fetch(awaited)}
-            time.sleep(POLL if awaited else 0.0)
+            awaited -= {delivery.number for delivery in transport.fetch(awaited)}
+            time.sleep(POLL_SECONDS if awaited else 0.0)
     return (time.perf_counter() - began) / num_rounds
 
 

@@ -1,8 +1,8 @@
 """`cavity bench scale`: the clients of the StackOverflow task, ten of them per round, with five million weights.
 
 342,477 simulated clients, with as many rows as table 1 of FedEP (Guo et al., 2023) says, and 1,000 of them, each in a
-process of its own: what more clients cost before the first round and in memory, and how much of the time is spent in
-the clients' own halves.
+separate process: the cost of more clients before the first round and in memory, and the share of the time that is spent
+in the client parts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A Bayesian perceptron on MNIST, ten clients alike: does PVI do as well as pooling, for the same gradient steps?
+"""A Bayesian perceptron on MNIST, ten similar clients: is PVI as good as pooling, with the same gradient steps?
 
 One hidden layer of 200, mean field, local reparameterisation (Ashman et al., 2022, section 5.3.1). Both fits see every
 row equally often: pooled VI is the same method with all rows at one client, and the same number of epochs in the same
-number of solves. Clients work in turn, undamped, as `images.py` says.
+number of solves. Clients work one after the other, undamped (`images.py` says why).
 
-The settings were chosen on the last 10,000 training images; the test images are looked at with the final settings only,
-and what is judged is the last round.
+The settings were chosen on the last 10,000 training images; the test images are evaluated with the final settings only,
+at the last round.
 """
 
 from __future__ import annotations

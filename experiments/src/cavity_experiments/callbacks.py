@@ -1,4 +1,4 @@
-"""What a long run says of itself to the journal."""
+"""Progress lines of long runs, for the journal."""
 
 from __future__ import annotations
 

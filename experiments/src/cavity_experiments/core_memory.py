@@ -3,7 +3,7 @@
     python -m cavity_experiments.core_memory NUM_CLIENTS
 
 prints JSON: the megabytes that a round took beyond what the process held before it, at its peak, and its seconds.
-Clients keep nothing and have no rows at the server; each answers with the mean of its data, and the server averages.
+Clients keep no state and have no entries at the server; each sends the mean of its data, and the server averages.
 """
 
 from __future__ import annotations

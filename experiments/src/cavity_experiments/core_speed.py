@@ -1,7 +1,7 @@
-"""The speed of the local engine, each figure as a ratio to something timed in the same run, in turns.
+"""The speed of the local engine; each number is a ratio to a reference that is timed in turn in the same run.
 
-Every contestant is compiled before the clock starts, and the best of several turns counts, because a disturbance can
-only make a run slower.
+Every program is compiled before it is timed, and the best of several turns is used, because other work can only make a
+run slower.
 """
 
 from __future__ import annotations

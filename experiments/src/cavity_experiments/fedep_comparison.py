@@ -1,4 +1,4 @@
-"""Ten methods on one federation of images: the rows, the bars and the pictures that FedEP's experiments share."""
+"""Ten methods on the same image clients: tables, thresholds and figures that FedEP's experiments share."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """FedEP on images (Guo et al., 2023, section 3.2): a convolutional network over 500 clients with few labels each.
 
-The paper's CIFAR-100 takes graphics cards for days; this has its shape. Fashion-MNIST, halved to 14 by 14 pixels, is
-dealt to 500 clients of equal size, whose labels follow a Dirichlet distribution with 0.1 for each class (as the paper's
-clients' coarse labels do). 20 clients work per round. All methods go on from the same rounds of FedAvg.
+The paper's CIFAR-100 needs days on GPUs; this experiment has the same structure on a smaller scale. Fashion-MNIST,
+halved to 14 by 14 pixels, is divided among 500 clients of equal size, whose labels follow a Dirichlet distribution with
+0.1 for each class (as the paper's clients' coarse labels do). 20 clients work per round. All methods start from the
+same rounds of FedAvg.
 
-Settings were chosen on 5,000 training images that no client has, by a split of another seed than those that are told
-(docs/results/fedep.md has what was tried). Test images are looked at in the runs that are told alone.
+Settings were chosen on 5,000 training images that no client has, with a split of another seed than the reported ones
+(docs/results/fedep.md lists what was tried). Test images are evaluated in the reported runs only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The ten methods that FedEP's experiments compare (Guo et al., 2023, table 2), each with settings of its own.
+"""The ten methods that FedEP's experiments compare (Guo et al., 2023, table 2), each with its own settings.
 
-All go on from one burn-in by FedAvg, whose last point is handed over, for the same number of rounds and the same number
-of epochs per visit. A letter says where the spread of the tilted distribution comes from: I scaled identity, M samples
-of the chain, L Laplace, V natural-gradient VI.
+All start from the last point of one burn-in by FedAvg and run for the same number of rounds, with the same number of
+epochs per visit. A letter names the estimate of the tilted covariance: I scaled identity, M samples of the chain, L
+Laplace, V natural-gradient VI.
 
-One more stands beside them: FedAvg whose server takes smaller steps after the burn-in. What other methods gain by the
-hand-over may be that they average more, and not that they have a posterior.
+A control is added: FedAvg whose server takes smaller steps after the burn-in. It shows how much of the gain of the
+other methods comes from more averaging rather than from a posterior.
 """
 
 from __future__ import annotations

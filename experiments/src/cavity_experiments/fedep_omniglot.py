@@ -1,9 +1,9 @@
 """FedEP over people: 160 drawers of Omniglot, each a client with one drawing of every character of an alphabet.
 
-The first 24 characters of each of eight alphabets, or all where there are fewer: 183 classes. Nobody draws characters
-of an alphabet that is not theirs, so labels are skewed by nature. Of each character's twenty drawings three are test
-images and two are for choices, in turn those of other drawers, so that every drawer keeps three quarters of the own
-ones, and nobody's held-out drawing is seen by any client. Drawers then have 12 to 18 rows, which run as one program.
+The first 24 characters of each of eight alphabets, or all where there are fewer: 183 classes. Each person draws one
+alphabet only, so the labels differ between clients. Of the twenty drawings of a character three are test images and two
+are validation images, from different people for each character. So everybody keeps three quarters of their drawings,
+and no client has a held-out drawing. Clients then have 12 to 18 rows, and all run as one program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How FedEP's experiments look at a posterior: accuracy and calibration, of its mean alone and averaged over draws.
+"""How FedEP's experiments evaluate a posterior: accuracy and calibration, of its mean and averaged over draws.
 
-With few clients per round, each with few labels, accuracy goes up and down by points from one round to the next. What
-is told is therefore a running average over the last looks, as in the paper.
+With few clients per round, each with few labels, accuracy varies by several points from round to round. So a
+running average over the last evaluations is reported, as in the paper.
 """
 
 from __future__ import annotations

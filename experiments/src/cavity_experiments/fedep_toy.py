@@ -4,11 +4,11 @@ A client's likelihood is N(theta; mu_k, Sigma_k), with
 
     Psi one random matrix of both,   Sigma_k ~ inverse Wishart(Psi, 7),   mu_k ~ N(0, Sigma_k / 0.2)
 
-The family is mean field, the prior flat, tilted moments are exact; what is asked for is the mean of the product of the
-two likelihoods. A client has seven rows x ~ N(0, Psi^-1) with outcomes x . mu_k of a regression with unit noise: the
+The family is mean field, the prior flat, tilted moments are exact; the target is the mean of the product of the two
+likelihoods. A client has seven rows x ~ N(0, Psi^-1) with outcomes x . mu_k of a regression with unit noise: the
 precision of its likelihood, the sum of x x', is Wishart, as it should be.
 
-How a random Psi is drawn, the paper does not say. Here it has eigenvalues in (1, 2), uniformly, as scikit-learn's
+The paper does not state the distribution of Psi. Here it has eigenvalues in (1, 2), uniformly, as scikit-learn's
 `make_spd_matrix` draws it: one of four ways tried, two of which let FedEP come to 1e-6 in 100 rounds. The same
 with Psi = A A', A standard normal, stands beside it. FedAvg and FedPA are as far off there; but where it is nearly
 singular, both clients are narrow in one direction, and EP is slow.

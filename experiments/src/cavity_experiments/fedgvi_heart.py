@@ -1,8 +1,8 @@
-"""Heart disease at four hospitals, one of which has a tenth of its labels wrong: what do the others' patients get?
+"""Heart disease at four hospitals, a tenth of the labels of one are wrong: how well are the others predicted?
 
-Each hospital is the careless one in turn. Half of every hospital's patients train, the other half of the three careful
-hospitals, with right labels, are predicted. PVI and FedGVI see the same rows; beta is chosen by cross-validation at the
-hospitals. It is reported as it comes out: no bar is set.
+Each hospital in turn has the wrong labels. Half of the patients of every hospital are training data; the other half of
+the other three hospitals, with correct labels, are predicted. PVI and FedGVI see the same rows; beta is chosen by
+cross-validation at the hospitals. No threshold is set.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ The authors' generalised cross entropy is summed over its ten Monte Carlo sample
 is ten times the written one. Here a loss does not depend on the number of samples, and the weight is explicit: w = 10
 is theirs, w = 1 what is written.
 
-What differs from theirs, as tried out on the last 10,000 training images, with wrong labels as in training:
+Differences from the authors' settings, chosen on the last 10,000 training images with wrong labels as in training:
 
-- Clients work in turn, undamped. All at once with damping 1/M, ten clients have 95.0 % of MNIST right after 50 epochs;
-  in turn on 97.4 % after 40.
+- Clients work one after the other, undamped: the accuracy on MNIST with ten clients is 97.4 % after 40 epochs. In
+  synchronous rounds with damping 1/M it is 95.0 % after 50.
 - The prior has standard deviation 0.3 (theirs is 1, which gives 97.2).
 - Adam's step is 3e-3 with decay in each solve, 6e-3 for ten clients (theirs 5e-4), for PVI as for FedGVI.
 - On Fashion-MNIST w is 30. With 10 and right labels 88.8 % are right after 60 epochs, with 30 89.1 after 45.

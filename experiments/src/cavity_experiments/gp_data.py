@@ -1,8 +1,8 @@
 """The data of the experiments with sparse Gaussian processes: what each client has, and what is held out.
 
-Of the paper (section 6 and appendix D): a synthetic function seen by five clients side by side; UCI sets in K = 10
-homogeneous splits; weather stations in 32 inhomogeneous ones, which are blocks of the map here, not countries.
-Everything is standardised by the training rows of all clients together, as in the paper.
+Of the paper (section 6 and appendix D): a synthetic function observed by five clients on neighbouring intervals; UCI
+sets in K = 10 homogeneous splits; weather stations in 32 inhomogeneous ones, which are blocks of the map here, not
+countries. Everything is standardised by the training rows of all clients together, as in the paper.
 """
 
 from __future__ import annotations

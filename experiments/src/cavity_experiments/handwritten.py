@@ -1,6 +1,6 @@
-"""What an expert would write by hand for one problem: the yardsticks of `cavity bench core`.
+"""Programs that an expert would write by hand for one problem: the references of `cavity bench core`.
 
-Nothing here imports Cavity. Each program does the same mathematics as the Cavity call beside which it is timed, with
+Nothing here imports Cavity. Each program does the same mathematics as the Cavity call that it is compared with, with
 the same numbers of rows, draws and steps, and none of the generality.
 """
 

@@ -1,8 +1,8 @@
-"""What section 5.3 of the PVI paper compares on images, each method a choice of parts (docs/kin.md).
+"""What section 5.3 of the PVI paper compares on images, each method a choice of parts (docs/methods.md).
 
-Their local solves are gradient descent with steps that fall to nothing. Where clients have many rows that is Adam. With
-a hundred clients of two digits each it is the natural gradient: Adam moves every weight by its step size, however small
-the gradient is, and with a hundred clients in turn that diverged after ten passes.
+The local solver is gradient descent with steps that decrease to zero. If clients have many rows it is Adam. With a
+hundred clients of two digits each it is the natural gradient: Adam moves every weight by about its step size, even if
+the gradient is small, and with a hundred sequential clients it diverged after ten passes.
 """
 
 from __future__ import annotations

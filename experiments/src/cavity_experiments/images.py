@@ -1,9 +1,9 @@
 """What the experiments with a Bayesian perceptron on images share: how it is trained, and how it is scored.
 
-Clients work in turn. The first solve starts tight, from weights that are the same for everybody, and later ones at the
-posterior. Scales learn faster than means: a factor whose scales lag behind is more certain than its data allow, and
-only the client whose factor it is can take that back, so it holds up all others. Steps fall to nothing by the end of a
-solve, since what is noise in a factor makes cavities improper.
+Clients work one after the other. The first solve starts with small variances, from weights that are the same for all
+clients; later ones start at the posterior. Scales have a larger learning rate than means: a factor whose scales lag
+behind is more certain than its data allow, and only its own client can correct it, so it slows down all others. Steps
+decrease to zero by the end of a solve, because noise in a factor makes cavities improper.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from cavity.network.flower import LOOPBACK, FlowerPost, ServerSide
+from cavity.network.flower import LOOPBACK, FlowerTransport, ServerSide
 from cavity.network.flower_node import ClientSide, FlowerNode
 from cavity.network.processes import free_port
 
@@ -39,7 +39,7 @@ class Loopback:
             return updates[name](content)
 
         self._over = threading.Event()
-        self.transport = FlowerPost(server)
+        self.transport = FlowerTransport(server)
         self.nodes = {name: FlowerNode(side, partial(update, name)) for name, side in clients.items()}
         self._threads = [threading.Thread(target=node.serve, args=(self._over.is_set,)) for node in self.nodes.values()]
         for thread in self._threads:

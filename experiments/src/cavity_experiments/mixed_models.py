@@ -1,4 +1,4 @@
-"""Mixed models as a textbook prints them, in NumPyro, and their pooled posterior by NUTS."""
+"""Textbook mixed models in NumPyro, and their pooled posterior by NUTS."""
 
 from __future__ import annotations
 

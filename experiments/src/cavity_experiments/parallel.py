@@ -1,4 +1,4 @@
-"""Independent parts of an experiment in processes of their own, one per core: each is a function of plain arguments."""
+"""Run independent parts of an experiment in parallel processes, one per core; each is a function of plain arguments."""
 
 from __future__ import annotations
 

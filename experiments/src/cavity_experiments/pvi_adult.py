@@ -1,4 +1,4 @@
-"""PVI on UCI Adult (Ashman et al., 2022, section 5.1 and appendix E.1): does it meet the pooled posterior, and when?
+"""PVI on UCI Adult (Ashman et al., 2022, section 5.1 and appendix E.1): how soon does it reach pooling?
 
 Logistic regression with a standard normal prior on 109 coefficients, ten clients, two splits: A is homogeneous; in B
 five small clients have a label share of their own (table 2). The paper's family is mean field and its local solver

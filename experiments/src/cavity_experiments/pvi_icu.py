@@ -1,13 +1,13 @@
 """Mortality in intensive care (Ashman et al., 2022, section 5.2 and appendix E.2), on the eICU demo.
 
-The paper's MIMIC-III is not public. The eICU demo stands in for it: 2,179 stays at 186 hospitals of the United States,
+The paper's MIMIC-III is not public. We use the eICU demo instead: 2,179 stays at 186 hospitals of the United States,
 35 features of the first day, 9 % die in hospital. Two partitions: by k-means on the inputs into five, as in the paper,
-and by hospital, as in life. Three models: logistic regression with full covariance, the same in mean field (the paper's
+and by hospital. Three models: logistic regression with full covariance, the same in mean field (the paper's
 family), both with N(0, 1) on every coefficient, and a perceptron with two hidden layers of 50 in mean field. Its
 weights are N(0, 0.3^2): with the paper's N(0, 1) scales take some ten thousand steps to find their place, and
 validation is no better.
 
-All methods are choices of parts (docs/kin.md). Global VI is the same solver with all rows at one client; in a
+All methods are choices of parts (docs/methods.md). Global VI is the same solver with all rows at one client; in a
 federation each of its gradient steps would be an exchange with every client, which is how it is drawn.
 
 Stays are split by patient: three fifths to train, one fifth to validate, one fifth to test. Missing values become the

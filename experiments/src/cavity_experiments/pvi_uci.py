@@ -1,10 +1,10 @@
-"""PVI and its kin on UCI classification (Ashman et al., 2022, section 5.1): adult, bank and credit, two splits each.
+"""Related methods of PVI on UCI sets (Ashman et al., 2022, section 5.1): adult, bank and credit, two splits each.
 
 Logistic regression with a standard normal prior and a mean-field Gaussian, ten clients; split A is homogeneous, in B
 five small clients have a label share of their own (table 2). Synchronous PVI is damped by 0.2, as in the paper. The
 paper's local solver is Adam with batches; here solves are by natural gradient with quadrature on all of a client's
 rows, to convergence: there is no solver noise, and a run depends on its seed through the split of the data alone. Full
-covariance stands beside it, with the adaptive damping that is the default.
+covariance, with the default adaptive damping, is fitted too.
 
 What is to be reached is the test log likelihood of global VI at its optimum, in nats a row. On bank's split B the BCM
 in mean field is reported and not judged: clients' label shares differ less there than in adult (0.47 and 0.05), and

@@ -1,7 +1,7 @@
-"""The ground that experiments and benchmarks share: settings, seeds, results as they come, checks, figures.
+"""What experiments and benchmarks share: settings, seeds, results, checks and figures.
 
 An experiment is a function of a `Journal`, a `Size` and a seed. It writes into the journal, which keeps a complete
-JSON file at every moment, so that an interrupted run loses nothing that it has found:
+JSON file at all times, so an interrupted run loses no results:
 
     def shrinkage(journal: Journal, size: Size, seed: int) -> None:
         journal.settings(num_clients=10)
@@ -42,13 +42,13 @@ class Size(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A bar, and whether a value clears it.
+    """A threshold, and whether a value meets it.
 
     Attributes:
         name: a short word and a number, then what it is: "core-3a synchronous PVI, split A".
-        value: what was measured; None where the run did not measure it.
-        bar: what was asked, in words: "< 1e-2 within 3 rounds".
-        holds: None where this run cannot judge it.
+        value: the measured value; None if the run did not measure it.
+        bar: the threshold, in words: "< 1e-2 within 3 rounds".
+        holds: whether it is met; None if this run cannot decide it.
     """
 
     name: str
@@ -59,17 +59,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """All that a run found.
+    """The results of a run.
 
     Attributes:
         name: of the experiment.
-        settings: what would have to be the same to repeat it.
+        settings: what must be the same to repeat it.
         results: tables (lists of flat rows) and single numbers by name.
-        checks: the bars.
+        checks: the thresholds.
         figures: files, relative to the run's directory.
         seconds: wall time, compilation included.
         versions: of Python and the packages that compute, and the kind and number of processors.
-        complete: whether the experiment came to its end.
+        complete: whether the experiment finished.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Result:
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that do not hold; those that could not be judged are not among them."""
+        """The checks that do not hold, without those that could not be decided."""
         return tuple(check for check in self.checks if check.holds is False)
 
     def report(self) -> dict[str, Any]:
@@ -95,11 +95,11 @@ Experiment = Callable[["Journal", Size, int], None]
 
 
 class Journal:
-    """Where an experiment writes what it finds, while it finds it.
+    """Where an experiment writes its results as soon as it has them.
 
     Args:
         name: of the experiment.
-        directory: for `result.json` and the figures; it is made.
+        directory: for `result.json` and the figures; created if missing.
         say: shows one line of progress.
         size: a setting.
         seed: a setting.

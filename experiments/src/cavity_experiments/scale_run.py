@@ -1,10 +1,10 @@
-"""Some rounds of a federation of simulated, stateless clients, measured in a process of its own.
+"""Some rounds with simulated clients without state, measured in a separate process.
 
     python -m cavity_experiments.scale_run NUM_CLIENTS NUM_WORDS NUM_TAGS ROUNDS SEED
 
 prints JSON: the seconds until the first round can begin, the megabytes that rounds take beyond what the process held
-before them, at their peak, clients per second, and the share of the rounds' time in the clients' compiled halves. The
-same rounds are run twice, and timed the second time, when nothing is left to compile. On stderr it says how far it is.
+before them, at their peak, clients per second, and the share of the rounds' time in the compiled client parts. The
+same rounds are run twice, and timed the second time, when nothing is left to compile. Progress goes to stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The federated learning schemes that PVI's section 5 compares, as choices of parts, and what their figures count.
 
 Global VI is VI at one client with all rows, one step a round: the gradient is the sum of the clients' gradients, so
-over a federation every step would visit all of them. Streaming VB's first pass is VCL.
+over a network every step would visit all clients. Streaming VB's first pass is VCL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Six cities (SFVI, S3.1): wheezing of 537 children in four years, an intercept per child, two silos.
+"""Six cities (SFVI, S3.1): wheezing of 537 children in four years, an intercept per child, two clients.
 
-The pooled posterior by NUTS is what every fit is held against. The plain bound (K = 1) is the paper's; with importance
+Every fit is compared with the pooled posterior by NUTS. The plain bound (K = 1) is the paper's; with importance
 samples per child (K = 20) it is the locally enhanced one, which the library takes by default here.
 """
 

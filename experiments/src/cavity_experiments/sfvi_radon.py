@@ -1,7 +1,7 @@
 """Mixed models by SFVI against pooled NUTS: radon in 85 counties, contraception in 60 districts, a trial in hospitals.
 
-Counties and districts are shared out to eight silos at random; each stays whole. In the trial a hospital is a silo, and
-its intercept is its own.
+Counties and districts are divided at random among eight clients; each stays whole. In the trial every hospital is a
+client with its own intercept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Softmax regression on MNIST whose prior scales are learned (SFVI, S3.2): 25 silos of 200 images.
+"""Softmax regression on MNIST whose prior scales are learned (SFVI, S3.2): 25 clients with 200 images each.
 
 The model is NumPyro's, with `numpyro.param` for the scales: empirical Bayes by the same exchange that fits the weights.
 Accuracies are means of class probabilities over draws of the posterior, at the last exchange or round.

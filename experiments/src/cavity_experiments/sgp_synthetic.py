@@ -1,4 +1,4 @@
-"""`cavity reproduce sgp-synthetic`: five clients side by side (figures 1 and 2 of federated sparse Gaussian processes).
+"""`cavity reproduce sgp-synthetic`: five clients on intervals (figures 1 and 2 of the paper).
 
 Hyperparameters are those that the data were drawn with, as in the paper; inducing inputs are learned. PVI keeps a
 distribution over them, with 500 steps per visit. The baseline averages them (Algorithm 1): 500 steps on a factor alone,

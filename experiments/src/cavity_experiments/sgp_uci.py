@@ -1,10 +1,10 @@
 """`cavity reproduce sgp-uci`: federated sparse Gaussian processes on UCI sets (figure 4 of the paper).
 
-K = 10 clients with rows at random, M = 100 inducing inputs, M_k = min(0.8 n_k, 500) pseudo-observations, clients in
-turn without damping, as in the paper. Other than there: 30 visits and not 100; a fixed number of steps per visit; S a
-multiple of the noise (`models/inducing.py`); what inducing inputs and hyperparameters climb, except for CPO
-(`solvers/shared_descent.py`); and alpha = 0.01 where the paper has 0.1, chosen on validation rows
-(docs/results/sparse-gps.md). Log likelihoods are of standardised outcomes.
+K = 10 clients with rows at random, M = 100 inducing inputs, M_k = min(0.8 n_k, 500) pseudo-observations, clients one
+after the other without damping, as in the paper. Differences from the paper: 30 visits, not 100; a fixed number of
+steps per visit; S a multiple of the noise (`models/gp/inducing.py`); the objective for inducing inputs and
+hyperparameters, except for CPO (`solvers/shared_descent.py`); and alpha = 0.01 where the paper has 0.1, chosen on
+validation rows (docs/results/sparse-gps.md). Log likelihoods are of standardised outcomes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`cavity reproduce sgp-weather`: one map from 32 clients, each with the stations of one block (section 6.2.2).
 
-The paper's European stations by country are not to be had; these are those of the United States, with the mean
+The paper's European stations by country are not available; these are in the United States, with the mean
 temperature of one day, by blocks of longitude and latitude of about 60 stations each. M = 100 inducing inputs.
-Elevation is the third input, and a tenth of the places is held out.
+Elevation is the third input, and a tenth of the stations is held out.
 """
 
 from __future__ import annotations

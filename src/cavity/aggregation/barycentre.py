@@ -26,9 +26,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from cavity.core.fields import is_traced
 from cavity.distributions.natural import ArrayLike
 
 MAX_STEPS = 1000
@@ -145,7 +145,7 @@ def _checked(means: ArrayLike, spreads: ArrayLike, weights: ArrayLike | None) ->
         weights = jnp.full(num_gaussians, 1 / num_gaussians, dtype)
     if weights.shape != (num_gaussians,):
         raise ValueError(f"there must be one weight for each of {num_gaussians} Gaussians; shape is {weights.shape}")
-    if not isinstance(weights, Tracer) and not _are_weights(weights):
+    if not is_traced(weights) and not _are_weights(weights):
         raise ValueError(f"weights must be non-negative and sum to 1; they are {np.asarray(weights).tolist()}")
     weights = jnp.where(_are_weights(weights), weights, jnp.nan)
     return jnp.asarray(means, dtype), jnp.asarray(spreads, dtype), weights.astype(dtype)

@@ -14,12 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, PyTree
 
-from cavity.core import Divergence, MultipleOfKL
-from cavity.divergences.kl import KL
+from cavity.core import Divergence
+from cavity.core.fields import is_traced
 from cavity.solvers.coordinates import MomentCoordinates
 from cavity.solvers.lbfgs import lbfgs_step
 
@@ -31,13 +30,13 @@ WIDEST = 1e12  # times the prior's variance: what is wider is on its way to infi
 
 def combine(divergence: Divergence, prior: Any, factors: Any) -> Any:
     """The minimiser of E_q[-log factors] + divergence(q : prior), of the prior's family. It may be traced."""
-    if isinstance(divergence, KL):
+    if divergence.is_kl:
         return prior * factors
-    is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prior, factors)))
-    if isinstance(divergence, MultipleOfKL):
-        weight = divergence.weight if is_traced else np.asarray(divergence.weight, np.float64)
-        return prior * factors ** (1.0 / weight)
-    if is_traced:
+    traced = any(is_traced(leaf) for leaf in jax.tree.leaves((prior, factors)))
+    weight = divergence.kl_weight
+    if weight is not None:
+        return prior * factors ** (1.0 / (weight if traced else np.asarray(weight, np.float64)))
+    if traced:
         return _minimise(divergence, prior, factors)
     with jax.enable_x64(True):
         divergence, prior, factors = jax.tree.map(jnp.asarray, (divergence, prior, factors))

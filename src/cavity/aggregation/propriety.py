@@ -8,9 +8,9 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import PyTree
 
+from cavity.core.fields import is_traced
 from cavity.core.types import Leaf
 
 T = TypeVar("T", bound=PyTree)
@@ -28,7 +28,7 @@ def proper_scale(is_proper: Callable[[float | Leaf], bool | Leaf], most: int = M
         most: the largest number of halvings.
     """
     first = is_proper(1.0)
-    if not isinstance(first, Tracer):
+    if not is_traced(first):
         scales = (2.0**-halvings for halvings in range(1, most + 1))
         return 1.0 if first else next((scale for scale in scales if is_proper(scale)), 0.0)
 
@@ -45,7 +45,7 @@ def proper_scale(is_proper: Callable[[float | Leaf], bool | Leaf], most: int = M
 
 def halved(scale: float | Leaf, change: Callable[[T], T], state: T) -> T:
     """`change` applied to `state` once for each halving in `scale`."""
-    if not isinstance(scale, Tracer):
+    if not is_traced(scale):
         for _ in range(round(float(-np.log2(scale)))):
             state = change(state)
         return state

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from cavity.core.fields import as_count, as_number, require
 from cavity.core.types import Leaf
 from cavity.errors import CavityError
 
-MakeOptimiser = Callable[[jax.Array], optax.GradientTransformation]  # from a step size, such as optax.adam
+if TYPE_CHECKING:
+    import optax  # not at run time: `import cavity` stays fast
+
+MakeOptimiser = Callable[[jax.Array], "optax.GradientTransformation"]  # from a step size, such as optax.adam
 
 
 class AscentState(eqx.Module):

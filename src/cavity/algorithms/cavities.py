@@ -20,6 +20,7 @@ client's data contribute, so that withdrawing it is exact.
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -36,6 +37,8 @@ from cavity.losses.tempered import Tempered
 class Removal(eqx.Module):
     """What a client removes from the posterior before it refits."""
 
+    is_own_factor: ClassVar[bool] = False  # whether it is exactly the client's own factor
+
     @abc.abstractmethod
     def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         """What is left of the posterior, in whose context the client refits."""
@@ -51,6 +54,8 @@ class Removal(eqx.Module):
 
 class OwnFactor(Removal):
     """The client's own factor: PVI."""
+
+    is_own_factor: ClassVar[bool] = True
 
     def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:
         return inputs.posterior / inputs.entry

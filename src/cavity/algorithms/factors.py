@@ -24,12 +24,11 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from cavity.aggregation.entries import EntryConvergence, EntryServer
 from cavity.aggregation.propriety import HALVINGS_ALONE
-from cavity.algorithms.cavities import OwnFactor, Removal
+from cavity.algorithms.cavities import Removal
 from cavity.core import (
     Algorithm,
     ClientPart,
@@ -42,14 +41,12 @@ from cavity.core import (
     Entries,
     Loss,
     Model,
-    MultipleOfKL,
     Problem,
-    ReportedModel,
     ServerPart,
     Solution,
     Solver,
 )
-from cavity.core.fields import Number
+from cavity.core.fields import Number, is_traced
 from cavity.core.messages import ClientInput, ClientUpdate, Report, Stacked
 from cavity.core.types import Leaf
 from cavity.distributions.natural import product
@@ -62,7 +59,7 @@ HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 def is_improper(prior: Distribution) -> bool:
     """Whether the prior is known to be improper; a traced one is not looked at."""
     proper = prior.is_proper
-    return not isinstance(proper, Tracer) and not proper
+    return not is_traced(proper) and not proper
 
 
 def check_parts(model: Model, loss: Loss, divergence: Divergence, solver: Solver) -> None:
@@ -124,7 +121,7 @@ class Density(eqx.Module):
         its context: `loss` is the loss as a client sees it.
         """
         plain = self.is_product and loss is self.loss
-        return self.divergence.weight if plain and isinstance(self.divergence, MultipleOfKL) else None
+        return self.divergence.kl_weight if plain else None
 
     @property
     def likelihood_power(self) -> Number | None:
@@ -134,11 +131,11 @@ class Density(eqx.Module):
 
     def log_units(self, data: Data) -> Float[Array, ""] | float:
         """By how much the log likelihood of these rows is too large, where the model computes in its own units."""
-        if not isinstance(self.model, ReportedModel) or self.likelihood_power is None:
+        scale, power = self.model.log_outcome_scale, self.likelihood_power
+        if scale is None or power is None:
             return 0.0
         weight = jnp.asarray(data.weight)
-        power = jnp.asarray(self.likelihood_power, weight.dtype)
-        return power * self.model.log_outcome_scale * jnp.sum(weight)
+        return jnp.asarray(power, weight.dtype) * scale * jnp.sum(weight)
 
 
 class FactorClient(ClientPart):
@@ -238,7 +235,7 @@ class FactorAlgorithm(Algorithm):
     @property
     def halvings_alone(self) -> int:
         """Posterior times delta is the tilted distribution, which is proper up to rounding: hardly any are needed."""
-        plain = isinstance(self.removed, OwnFactor) and not self._factor_client.keeps_cavity_proper
+        plain = self.removed.is_own_factor and not self._factor_client.keeps_cavity_proper
         return HALVINGS_OF_TILTED if plain else HALVINGS_ALONE
 
     @property

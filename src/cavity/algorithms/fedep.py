@@ -23,7 +23,6 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import PyTree
 
 from cavity.aggregation.damping import Fixed
@@ -47,6 +46,7 @@ from cavity.core import (
     Solution,
     Solver,
 )
+from cavity.core.fields import is_traced, require_kind
 from cavity.core.host import is_proper, to_host
 from cavity.core.messages import Change, ClientInput, ClientUpdate, Reply, ServerState, Stacked
 from cavity.core.types import Leaf
@@ -300,19 +300,18 @@ class FedEP(FactorAlgorithm):
 
 def identity(prior: Distribution, location: Leaf, precision: float) -> Gaussian:
     """The factor N(location, I / precision), in the family of the prior."""
-    if not isinstance(prior, Gaussian):
-        raise UnsuitableError(f"a start from a point is for Gaussian families, not for {type(prior).__name__}")
+    family = require_kind(prior, Gaussian, "a start from a point is for Gaussian families", UnsuitableError)
     with jax.enable_x64(True):
         location = jnp.asarray(location, float)
         unit = DiagonalGaussian(location, jnp.ones_like(location))  # mean `location`, precision 1
-        return prior.with_moments_of(unit) ** precision
+        return family.with_moments_of(unit) ** precision
 
 
 def _step(
     optimiser: Ascent, start: Distribution, memory: AscentState, delta: Distribution
 ) -> tuple[Distribution, AscentState]:
     """One step of the optimiser with the delta as its gradient; in double precision where the server's leaves are."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((start, delta))):
+    if any(is_traced(leaf) for leaf in jax.tree.leaves((start, delta))):
         return optimiser.step(start, memory, delta)
     with jax.enable_x64(True):
         return to_host(_jitted_step(optimiser, start, memory, delta))

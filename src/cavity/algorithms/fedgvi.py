@@ -27,7 +27,8 @@ from cavity.aggregation.combine import combine
 from cavity.aggregation.damping import Adaptive
 from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, check_parts, is_improper
-from cavity.core import Damping, Distribution, Divergence, Entries, LatentModel, Loss, Model, MultipleOfKL, Solver
+from cavity.core import Damping, Distribution, Divergence, Entries, LatentModel, Loss, Model, Solver
+from cavity.core.fields import require_kind
 from cavity.core.messages import Stacked
 from cavity.core.types import Leaf
 from cavity.distributions.natural import product
@@ -38,11 +39,9 @@ from cavity.solvers.default import default_solver
 
 
 def _check_kinds(loss: Loss, divergence: Divergence, server_divergence: Divergence) -> None:
-    if not isinstance(loss, Loss):
-        raise CavityError(f"the loss must be one of cavity.losses, such as Beta(0.5), not {loss!r}")
+    require_kind(loss, Loss, "the loss must be one of cavity.losses, such as Beta(0.5)")
     for what, part in (("divergence", divergence), ("server_divergence", server_divergence)):
-        if not isinstance(part, Divergence):
-            raise CavityError(f"the {what} must be one of cavity.divergences, such as Renyi(1.5), not {part!r}")
+        require_kind(part, Divergence, f"the {what} must be one of cavity.divergences, such as Renyi(1.5)")
 
 
 def _with_whole_prior(model: Model, loss: Loss, divergence: Divergence, server_divergence: Divergence) -> Model:
@@ -53,13 +52,13 @@ def _with_whole_prior(model: Model, loss: Loss, divergence: Divergence, server_d
         raise CavityError(
             "a prior of coefficients outside the Gaussian family goes with PVI; give a Gaussian prior here"
         )
-    power = loss.likelihood_power
-    if power is None or not isinstance(divergence, MultipleOfKL) or not isinstance(server_divergence, KL):
+    power, weight = loss.likelihood_power, divergence.kl_weight
+    if power is None or weight is None or not server_divergence.is_kl:
         raise CavityError(
             "a prior that is no Gaussian on the unconstrained scale goes with a power of the likelihood and multiples "
             "of KL; for other losses and divergences give the model Gaussian priors (LogNormal for a scale)"
         )
-    return model.with_correction_weight(divergence.weight / power)
+    return model.with_correction_weight(weight / power)
 
 
 class GeneralisedFactors(Entries):
@@ -138,7 +137,7 @@ class FedGVI(FactorAlgorithm):
 
     @property
     def is_product(self) -> bool:
-        return isinstance(self.server_divergence, KL)
+        return self.server_divergence.is_kl
 
     @property
     def entries(self) -> GeneralisedFactors:

@@ -10,7 +10,7 @@
 | F_k(q) of property 2.2 | `free_energy`, at the posterior received |
 | rho | the exponent that the server's damping chooses |
 
-Other choices of solver, damping, schedule and of what is removed are other methods: docs/kin.md.
+Other choices of solver, damping, schedule and of what is removed are other methods: docs/methods.md.
 
 The paper's client also divides, t_k = (q_k / q) t_k; here the server does, in its ledger, with the same delta.
 """
@@ -21,8 +21,8 @@ from cavity.aggregation.damping import Adaptive
 from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, Factors, check_parts
 from cavity.core import Damping, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core.fields import require_kind
 from cavity.divergences.kl import KL
-from cavity.errors import CavityError
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.models.numpyro.globals_only import as_rows
 from cavity.solvers.default import default_solver
@@ -55,15 +55,14 @@ class PVI(FactorAlgorithm):
         damping: Damping | None = None,
         removed: Removal | None = None,
     ):
-        if not isinstance(removed, Removal | None):
-            raise CavityError(f"`removed` must be one of cavity.cavities, such as Nothing(), not {removed!r}")
+        removed = OwnFactor() if removed is None else removed
+        self.removed = require_kind(removed, Removal, "`removed` must be one of cavity.cavities, such as Nothing()")
         model = as_rows(model)
         self.model = model
         self.loss = NegativeLogLikelihood()
         self.divergence = KL()
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
-        self.removed = OwnFactor() if removed is None else removed
         check_parts(model, self.loss, self.divergence, self.solver)
 
     @property

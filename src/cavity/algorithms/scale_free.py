@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from cavity.algorithms.ascent import Axes
 from cavity.algorithms.bound import Globals
 from cavity.core.types import Leaf
-from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian
+from cavity.distributions.structured import GlobalGaussian, LocalGaussian
 
 COUPLING_SHARE = 0.1  # of its unit: a coupling sees noise of Z_G times that of the unit, and would wander
 
@@ -31,7 +31,7 @@ class GlobalAxes(Axes):
     @classmethod
     def of(cls, q: GlobalGaussian) -> GlobalAxes:
         """The axes of q, or of its scales where it has no correlations of its own."""
-        return cls(q.root if isinstance(q, DenseGlobal) else jnp.diag(jnp.exp(q.log_scale)))
+        return cls(q.axes)
 
     def along(self, gradient: Globals) -> Globals:
         return eqx.tree_at(lambda g: g.q.mean, gradient, jnp.asarray(self.root).T @ gradient.q.mean)

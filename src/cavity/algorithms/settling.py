@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from cavity.core import Convergence
 from cavity.core.messages import ServerState
 from cavity.core.types import Leaf
-from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LowRankGlobal
+from cavity.distributions.structured import GlobalGaussian
 
 MOVE = 0.1  # posterior standard deviations
 NOISE = 0.04  # of a move, on average over all parameters
@@ -229,12 +229,7 @@ def _units(q: GlobalGaussian, like: Leaf) -> Array:
     one = jnp.ones(1)
     if like.size == 1:
         return one
-    scale = jnp.exp(jnp.asarray(q.log_scale))
-    if isinstance(q, DenseGlobal):
-        scale = jnp.sqrt(jnp.sum(q.root**2, axis=1))
-    if isinstance(q, LowRankGlobal):
-        scale = scale * jnp.sqrt(1.0 + jnp.sum(jnp.asarray(q.factors) ** 2, axis=1))
-    return jnp.concatenate([one, 1.0 / scale, jnp.ones_like(scale)])
+    return jnp.concatenate([one, 1.0 / q.sd, jnp.ones_like(q.sd)])
 
 
 class SettlingConvergence(Convergence):

@@ -234,7 +234,7 @@ class SFVIAvg(Starting):
             raise CavityError(f"local_steps must be at least 1, not {local_steps}")
         self.model = model
         self.structured = structured_inference(model, **options)
-        if not isinstance(self.structured.start.q, (MeanFieldGlobal, DenseGlobal)):
+        if not self.structured.start.q.has_barycentre:
             raise CavityError("SFVI-Avg averages dense and mean-field families; a barycentre would leave any other")
         self.local_steps, self.keeps_optimiser = as_count(local_steps), keeps_optimiser
         planned = MAX_ROUNDS if num_rounds is None else num_rounds
@@ -342,7 +342,7 @@ class AveragingServer(CombiningServer):
         theirs = updates.delta
         theta = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), theirs.theta)
         bound = jnp.asarray(jnp.mean(updates.report.free_energy), jnp.asarray(method.bound).dtype)
-        units = posterior.q if self.structured.initialise and isinstance(posterior.q, DenseGlobal) else None
+        units = posterior.q if self.structured.initialise and posterior.q.has_correlations else None
         q = barycentre(theirs.q, units)
         return Globals(q, theta), Averages(bound, self.settling.seen(method.watch, q, bound))
 
@@ -357,21 +357,20 @@ def _cut_or_padded(leaf: Leaf, num_units: int) -> np.ndarray:
     return np.concatenate([leaf[:num_units], more])
 
 
-def barycentre(stacked: MeanFieldGlobal | DenseGlobal, units: DenseGlobal | None = None) -> GlobalGaussian:
+def barycentre(stacked: GlobalGaussian, units: GlobalGaussian | None = None) -> GlobalGaussian:
     """The Wasserstein barycentre of several q(Z_G), stacked, with equal weights.
 
     How far apart two full covariances are depends on the units of each latent. With `units`, a q(Z_G), it is measured
     along its axes, and so the same whatever they are; None measures as the model is written.
     """
-    if isinstance(stacked, MeanFieldGlobal):
+    if not stacked.has_correlations:
         mean, scale = diagonal_barycentre(stacked.mean, jnp.exp(stacked.log_scale))
         return MeanFieldGlobal(mean, jnp.log(scale))
-    roots = jax.vmap(lambda q: q.root)(stacked)
+    roots = jax.vmap(lambda q: q.axes)(stacked)
     if units is None:
         mean, root = full_barycentre(stacked.mean, roots)
     else:
-        white = jax.vmap(lambda root: jnp.tril(solve_triangular(units.root, root, lower=True)))(roots)
+        white = jax.vmap(lambda root: jnp.tril(solve_triangular(units.axes, root, lower=True)))(roots)
         mean, root = full_barycentre(stacked.mean, white)
-        root = units.root @ root
-    scale = jnp.diagonal(root)
-    return DenseGlobal(mean, jnp.log(scale), jnp.tril(root / scale[:, None], -1))
+        root = units.axes @ root
+    return DenseGlobal.from_root(mean, root)

@@ -48,7 +48,7 @@ from cavity.core import (
     Solution,
     Solver,
 )
-from cavity.core.fields import as_number, require
+from cavity.core.fields import as_number, require, require_kind
 from cavity.core.host import to_host
 from cavity.core.messages import ClientInput, ClientUpdate, Report, ServerState
 from cavity.core.types import Leaf
@@ -374,8 +374,7 @@ def _set(
     """The parts that all of them have, checked."""
     from cavity.solvers import SGMCMC, SGDIterates
 
-    if not isinstance(model.prior, Gaussian):
-        raise UnsuitableError(f"the model's prior must be Gaussian, and is {type(model.prior).__name__}")
+    require_kind(model.prior, Gaussian, "the model's prior must be Gaussian", UnsuitableError)
     if optimiser is None:
         import optax
 

@@ -21,6 +21,7 @@ from cavity.algorithms.bound import Globals, client_gradient, unit_noise
 from cavity.algorithms.pvi import PVI
 from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
 from cavity.core import Algorithm, Data, Declaration, Initialisation, LatentModel, LocalUnits
+from cavity.core.fields import require_kind
 from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
@@ -106,20 +107,14 @@ class StructuredInference(eqx.Module):
         """Laplace's method for the model without its local latents; None where the start has been found."""
         if not self.initialise or self.located:
             return None
-        assert isinstance(self.model, NumpyroModel)
-        return PVI(marginal(self.model), solver=Laplace())
+        model = _numpyro(self.model)
+        assert model is not None  # `structured_inference` has checked it
+        return PVI(marginal(model), solver=Laplace())
 
     def starting_at(self, found: FullGaussian) -> StructuredInference:
         """The same, with q(Z_G) at what Laplace's method has found."""
         with jax.enable_x64(True):
-            mean, precision = (jnp.asarray(part) for part in (found.mean, found.precision))
-            root = jnp.linalg.cholesky(jnp.asarray(found.covariance))
-            # without correlations the best scale is that of a latent given all others
-            scale = jnp.diagonal(root) if isinstance(self.start.q, DenseGlobal) else jnp.diagonal(precision) ** -0.5
-            moved = {"mean": mean, "log_scale": jnp.log(scale)}
-            if isinstance(self.start.q, DenseGlobal):
-                moved["below"] = jnp.tril(root / scale[:, None], -1)
-            q = replace(self.start.q, **{k: leaf.astype(self.start.q.mean.dtype) for k, leaf in moved.items()})
+            q = self.start.q.starting_at(found)
         return replace(self, start=Globals(q, self.start.theta), located=True)
 
     def axes(self, shared: GlobalGaussian) -> GlobalAxes | None:
@@ -241,10 +236,7 @@ def structured_inference(
     With `initialise` the start is Laplace's approximation, found by some rounds of its own, and steps are in units of
     q: then it does not matter how the model's parameters are scaled. None does so for small NumPyro models.
     """
-    if not isinstance(model, LatentModel):
-        raise CavityError(
-            f"SFVI takes a model with global and local latents (`numpyro_model(...)`), not {type(model).__name__}"
-        )
+    require_kind(model, LatentModel, "SFVI takes a model with global and local latents (`numpyro_model(...)`)")
     mean, scale = (jnp.asarray(part, dtype) for part in model.start)
     if family is None:
         family = mean_field if model.num_global >= MANY_GLOBALS else dense_family
@@ -268,8 +260,8 @@ def structured_inference(
         )
     if initialise is None:
         is_small = model.num_global <= INITIALISED_GLOBALS and model.num_local <= SMALL_UNIT
-        initialise = isinstance(model, NumpyroModel) and is_small and sees_all_rows
-    if initialise and not isinstance(model, NumpyroModel):
+        initialise = _numpyro(model) is not None and is_small and sees_all_rows
+    if initialise and _numpyro(model) is None:
         raise CavityError(f"`initialise` is for NumPyro models, not for {type(model).__name__}; leave it out")
     theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), model.theta)
     return StructuredInference(
@@ -284,6 +276,11 @@ def structured_inference(
         batch_size=batch_size,
         initialise=initialise,
     )
+
+
+def _numpyro(model: LatentModel) -> NumpyroModel | None:
+    """The model where it is a NumPyro model; None for all others."""
+    return model if isinstance(model, NumpyroModel) else None
 
 
 class LaplaceFirst(Initialisation):

@@ -1,4 +1,4 @@
-"""`cavity client`: a client of a study, with its data, and with the Flower program that it needs."""
+"""`cavity client`: runs a client of a study with its data, and the Flower program that it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,33 +21,35 @@ if TYPE_CHECKING:
 def client(
     file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
     name: Annotated[str, typer.Option(help="Your name in the study's list of clients.")],
-    data: Annotated[Path, typer.Option(help="Your CSV file; it is read here, and its rows never leave.")],
+    data: Annotated[Path, typer.Option(help="Your CSV file; it is read on this machine, and its rows are never sent.")],
     keys: Annotated[Path | None, typer.Option(help="Your folder of keys; by default keys/clients/NAME.")] = None,
     server: Annotated[str, typer.Option(help="The server's address, host:port.")] = "127.0.0.1:8000",
-    output: Annotated[Path | None, typer.Option(help="Your folder; by default sites/ID/NAME.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Your folder; created if missing; by default sites/ID/NAME.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be sent first, and send nothing.")
     ] = False,
-    rejoin: Annotated[
-        bool, typer.Option("--rejoin", help="Come back after `cavity leave`, perhaps with new rows.")
-    ] = False,
+    rejoin: Annotated[bool, typer.Option("--rejoin", help="Return after `cavity leave`, also with new rows.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,
     allow_model: AllowModel = None,
 ) -> None:
-    """Take part in a study until its end; started again in the same folder, it goes on where it was.
+    """Take part in a study until its end; when restarted with the same folder, the client resumes.
 
-    Your folder gets `sent.jsonl` (time, size and digest of all that has left), `client.log`, and in the end the
+    Your folder gets `sent.jsonl` (time, size and digest of everything that was sent), `client.log`, and at the end the
     results.
 
     Example: `cavity client study.toml --name leeds --data leeds.csv --server server.example.org:8000`
     """
-    os.umask(0o077)  # all that is written is for its owner, and so is what JAX writes
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA fills screens about programs from its own cache
+    os.umask(0o077)  # files are readable by their owner only, those of JAX too
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs much about programs from its cache
     start_jax()
-    from cavity.cli.logs import logging_to
-    from cavity.network.client import first_words, site_of
+    from cavity.cli.logs import terminal_and_log
+    from cavity.network.client import preview, site_of
     from cavity.network.client_state import ClientStore, SentLog
     from cavity.network.flower_node import FlowerNode
+    from cavity.network.keys import client_signer, server_verifier
+    from cavity.network.protocol import unsigned, unverified
     from cavity.network.run_directory import LEAVE, only_one, write_status
     from cavity.network.worker import Worker
     from cavity.study.reader import read_study
@@ -56,41 +58,49 @@ def client(
     study, table = read_study(file, allow_models=allow_model or ()), read_csv(data)
     folder = Path("sites") / study.id / name if output is None else output
     if dry_run:
-        for line in first_words(study, table, site_of(study, name, table, folder, typer.echo)):
+        for line in preview(study, table, site_of(study, name, table, folder, typer.echo)):
             typer.echo(line)
         return
-    side, seals = _side_and_seals(Path("keys/clients") / name if keys is None else keys, server, folder, insecure)
+    keys = Path("keys/clients") / name if keys is None else keys
+    side = _side(keys, server, folder, insecure)
+    sign, verify = (unsigned, unverified) if insecure else (client_signer(keys), server_verifier(keys))
     with only_one(folder, f"a client {name!r}"):
-        log = logging_to(folder / "client.log")
+        log = terminal_and_log(folder / "client.log")
 
-        def say(line: str) -> None:
+        def notify(line: str) -> None:
             log(line)
             write_status(folder, state="running", line=line, study=study.id, client=name)
 
         _keep_compiled(folder)
-        site = site_of(study, name, table, folder, say)
+        site = site_of(study, name, table, folder, notify)
         leaving = folder / LEAVE
         worker = Worker(
-            site, ClientStore(folder), SentLog(folder / "sent.jsonl"), leaving=leaving.exists, say=say, **seals
+            site,
+            ClientStore(folder),
+            SentLog(folder / "sent.jsonl"),
+            sign=sign,
+            verify=verify,
+            leaving=leaving.exists,
+            notify=notify,
         )
         if rejoin:
             worker.guard.rejoin()
             leaving.unlink(missing_ok=True)
-        if not leaving.exists():  # who leaves sends nothing of its rows
+        if not leaving.exists():  # a client that leaves sends nothing about its rows
             worker.guard.check_rows()
-        say(f"{study.name}: {name}, {len(table)} rows; connecting to {server}")
+        notify(f"{study.name}: {name}, {len(table)} rows; connecting to {server}")
         for note in site.notes:
-            say(note)
+            notify(note)
         stopped = _stop_on_signals()
-        FlowerNode(side, worker.handle, say).serve(lambda: bool(worker.over or stopped))
+        FlowerNode(side, worker.handle, notify).serve(lambda: bool(worker.over or stopped))
         write_status(folder, state=worker.over or "stopped", line=worker.over, study=study.id, client=name)
     if worker.over not in ("", "done"):
         raise CavityError(worker.over)
-    typer.echo(f"Results: {folder / 'results'}" if worker.over else "stopped; start it again to go on")
+    typer.echo(f"Results: {folder / 'results'}" if worker.over else "stopped; restart it to resume")
 
 
 def _stop_on_signals() -> list[int]:
-    """Non-empty once somebody has asked this process to end; a reply under way is finished first."""
+    """A list that is not empty after a signal to end this process; a reply under way is finished first."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -103,24 +113,23 @@ def _stop_on_signals() -> list[int]:
     return seen
 
 
-def _side_and_seals(keys: Path, server: str, folder: Path, insecure: bool) -> tuple[ClientSide, dict[str, Any]]:
+def _side(keys: Path, server: str, folder: Path, insecure: bool) -> ClientSide:
     from cavity.network.flower_node import ClientSide
 
     own, (host, _, port) = (folder / "flower").absolute(), server.rpartition(":")
     if not host or not port.isdigit():
-        raise CavityError(f"--server {server}: give host:port, for instance {server.strip(':') or '127.0.0.1'}:8000")
+        raise CavityError(f"--server {server}: expected host:port, for example {server.strip(':') or '127.0.0.1'}:8000")
     if insecure:
         check_loopback(host)
-        return ClientSide(server, own), {}
-    from cavity.network import keys as made
+        return ClientSide(server, own)
+    from cavity.network import keys as key_files
 
-    made.need(keys, made.CLIENT_KEY, made.AUTHORITY, made.CERTIFICATE)
-    side = ClientSide(server, own, keys / made.CLIENT_KEY, keys / made.AUTHORITY)
-    return side, {"sign": made.client_signer(keys), "verify": made.server_verifier(keys)}
+    key_files.need(keys, key_files.CLIENT_KEY, key_files.AUTHORITY, key_files.CERTIFICATE)
+    return ClientSide(server, own, keys / key_files.CLIENT_KEY, keys / key_files.AUTHORITY)
 
 
 def _keep_compiled(folder: Path) -> None:
-    """Programs that were compiled once are read from the disk when the client is started again."""
+    """Keep compiled programs on the disk, so that a restarted client does not compile them again."""
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str((folder / "compiled").absolute()))

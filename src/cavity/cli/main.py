@@ -1,4 +1,4 @@
-"""The command: its subcommands, and how it fails, in one line that says what to do."""
+"""The command `cavity`: its subcommands, and its errors, each in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cavity.cli.server import server
 from cavity.cli.study import study
 from cavity.errors import CavityError, printable
 
-# Typer carries its own copy of click, or imports it, by its version; this is the usage error of either.
+# Depending on its version, Typer imports click or has its own copy; this is the usage error of either.
 UsageError = typer.BadParameter.__bases__[0]
 EXTRAS = {
     "cryptography": "flower",
@@ -31,7 +31,7 @@ EXTRAS = {
     "sklearn": "data",
     "arviz": "arviz",
 }
-MISTAKE, FAULT, INTERRUPTED = 2, 70, 130
+USER_ERROR, BUG, INTERRUPTED = 2, 70, 130
 
 app = typer.Typer(
     name="cavity",
@@ -69,9 +69,9 @@ def _show_version(wanted: bool) -> bool:
 @app.callback(epilog="Example: `cavity demo` fits a clinical trial of four hospitals, in seconds.")
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="On an error, show where it happened.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Bayesian inference over data that may not be pooled."""
 
@@ -79,51 +79,52 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit.
 
-    The code is 0 for success, 1 where a check fails, 2 for a mistake that the user can mend, 70 for a fault in Cavity,
+    The exit code is 0 for success, 1 if a check fails, 2 for an error that the user can fix, 70 for a bug in Cavity,
     130 for an interruption.
 
     Args:
-        arguments: the words after `cavity`; None takes them from the command line.
+        arguments: those after `cavity`; None takes them from the command line.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]  # it may stand anywhere, also behind the subcommand
-    words = words or ["--help"]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]  # allowed anywhere, also after the subcommand
     try:
         with warnings.catch_warnings():
-            # scikit-learn's word on each attempt; the error that follows says it all
+            # scikit-learn warns at each attempt; the error that follows is enough
             warnings.filterwarnings("ignore", "A network error occurred while downloading")
-            code = typer.main.get_command(app).main(words, prog_name="cavity", standalone_mode=False)
+            code = typer.main.get_command(app).main(given or ["--help"], prog_name="cavity", standalone_mode=False)
     except Exception as error:
-        message = mistake(error)
+        message = user_error(error)
         if debug or message is None:
             traceback.print_exc()
         if message is not None:
             print(f"cavity: {message}", file=sys.stderr)
-        sys.exit(FAULT if message is None else MISTAKE)
+        sys.exit(BUG if message is None else USER_ERROR)
     if code == INTERRUPTED:
         print("cavity: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def mistake(error: Exception) -> str | None:
-    """One line about an error that the user can mend; None for any other, which is Cavity's own."""
+def user_error(error: Exception) -> str | None:
+    """One line about an error that the user can fix; None for any other, which is a bug in Cavity."""
     if isinstance(error, UsageError):
         return _usage(error)
-    if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").split(".")[0]
-        if package in EXTRAS:
+    match error:
+        case ModuleNotFoundError():
+            package = (error.name or "").split(".")[0]
+            if package not in EXTRAS:
+                return None
             return f"{package} is not installed; install it with: pip install 'cavity[{EXTRAS[package]}]'"
-        return None
-    if isinstance(error, CavityError):
-        return printable(" ".join(str(error).split()), 4000)
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; check the path and who may write there"
-    return None
+        case CavityError():
+            return printable(" ".join(str(error).split()), 4000)
+        case OSError() if error.filename is not None:
+            return f"{error.filename}: {error.strerror}; check the path and its permissions"
+        case _:
+            return None
 
 
 def _usage(error: Exception) -> str:
-    """What is wrong with the words given, and where help is."""
+    """What is wrong with the arguments, and where help is."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "cavity"
     message = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]

@@ -23,5 +23,5 @@ def keys(
     from cavity.study.reader import read_study
 
     for handout in make_keys(read_study(file), output, host):
-        typer.echo(f"{handout.folder}: for {handout.owner}")
+        typer.echo(f"{handout.folder}: {handout.description}")
     typer.echo("Anyone who has a client's folder can act as that client.")

@@ -18,6 +18,7 @@ class Divergence(eqx.Module):
     # whether `objective` uses only the mean, variance, entropy and cross term of q, which every form of q provides
     asks_moments_only: ClassVar[bool] = False
     needs_proper_cavity: ClassVar[bool] = False  # whether the divergence is undefined for an improper p
+    is_kl: ClassVar[bool] = False  # whether it is KL itself, rather than a multiple of it
 
     @abc.abstractmethod
     def __call__(self, q: Distribution, p: Distribution) -> Float[Array, ""]:

@@ -7,8 +7,9 @@ precision of its problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import TypeVar, overload
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -19,6 +20,7 @@ from cavity.errors import CavityError
 
 Number = float | int | np.number | Leaf  # one number, from Python, numpy or jax
 Count = int | np.integer | Leaf  # one whole number
+T = TypeVar("T")
 
 
 @overload
@@ -55,6 +57,27 @@ def require(
         raise CavityError(f"{message}, and one number, not {number.tolist()}")
     if not (np.all(np.isfinite(number)) and np.all(holds(number))):
         raise CavityError(f"{message}, not {number}")
+
+
+def require_kind(value: object, kind: type[T], message: str, error: type[CavityError] = CavityError) -> T:
+    """Check the kind of a part that a user gave.
+
+    Args:
+        value: the part.
+        kind: the class that it must be an instance of.
+        message: what the part must be, for the error.
+        error: the class of the error.
+
+    Returns:
+        The part.
+
+    Raises:
+        CavityError: the part is of another kind. The message ends with the name of its class, or with the value itself
+            where it is not a part of Cavity.
+    """
+    if isinstance(value, kind):
+        return value
+    raise error(f"{message}, not {type(value).__name__ if isinstance(value, eqx.Module) else repr(value)}")
 
 
 def is_traced(value: Number | Sequence[float]) -> bool:

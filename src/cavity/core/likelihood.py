@@ -43,6 +43,21 @@ class Likelihood(eqx.Module):
     def check(self, y: np.ndarray) -> str | None:
         """Describe what is wrong with these outcomes and the remedy; None where they are valid."""
 
+    @property
+    def outcome_draws(self) -> OutcomeDraws | None:
+        """The likelihood where outcomes can be drawn from it; None where they cannot."""
+        return None
+
+    @property
+    def power_integral(self) -> PowerIntegral | None:
+        """The likelihood where the integral of its powers is known; None where it is not."""
+        return None
+
+    @property
+    def expected_power(self) -> ExpectedPower | None:
+        """The likelihood where expectations of its powers have a closed form; None where they have none."""
+        return None
+
 
 class ClosedFormMean(Likelihood):
     """Capability: with one uncertain predictor, the expected outcome has a closed form or a good approximation."""
@@ -68,6 +83,10 @@ class OutcomeDraws(Likelihood):
     def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
         """One outcome y ~ p(y | f) for each f, in the form that `log_prob` takes."""
 
+    @property
+    def outcome_draws(self) -> OutcomeDraws:
+        return self
+
 
 class PowerIntegral(Likelihood):
     """Capability: the integral over y (for counts and classes the sum) of p(y | f)^power is known."""
@@ -75,6 +94,10 @@ class PowerIntegral(Likelihood):
     @abc.abstractmethod
     def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
         """Log of the integral of p(y | f)^power over y, for a power of at least 1."""
+
+    @property
+    def power_integral(self) -> PowerIntegral:
+        return self
 
 
 class ExpectedPower(Likelihood):
@@ -94,3 +117,7 @@ class ExpectedPower(Likelihood):
         self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"]:
         """E[log p(y | f)] for f ~ N(mean, covariance)."""
+
+    @property
+    def expected_power(self) -> ExpectedPower:
+        return self

@@ -14,8 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from cavity.core.types import Leaf
-
 T = TypeVar("T")
 MAX_REFUSALS = 20  # replies of one client in a row that are refused; then it is set aside
 
@@ -44,10 +42,10 @@ class Report(Record):
         converged: 1 if the tolerance ended the solve, 0 if the step limit did.
     """
 
-    gap: float | Leaf
-    free_energy: float | Leaf
-    steps: int | Leaf
-    converged: bool | Leaf
+    gap: PyTree
+    free_energy: PyTree
+    steps: PyTree
+    converged: PyTree
 
 
 @record

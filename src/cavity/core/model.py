@@ -108,6 +108,41 @@ class Model(eqx.Module):
         """The rows as Gaussian rows, whatever the family of the prior; None where they are not Gaussian."""
         return None
 
+    @property
+    def row_model(self) -> RowModel | None:
+        """The model where its log likelihood is a sum over rows; None where it is not."""
+        return None
+
+    @property
+    def predictor_model(self) -> PredictorModel | None:
+        """The model where rows depend on theta through predictors; None where they do not."""
+        return None
+
+    @property
+    def linear_model(self) -> LinearModel | None:
+        """The model where its predictors are linear; None where they are not."""
+        return None
+
+    @property
+    def predictor_draws(self) -> PredictorDraws | None:
+        """The model where it can draw its predictors; None where it cannot."""
+        return None
+
+    @property
+    def corrected_prior(self) -> CorrectedPrior | None:
+        """The model where its prior is a Gaussian times a correction; None where it is not."""
+        return None
+
+    @property
+    def predictive_model(self) -> PredictiveModel | None:
+        """The model where it predicts new rows; None where it does not."""
+        return None
+
+    @property
+    def log_outcome_scale(self) -> Number | None:
+        """Log s where the model computes with outcomes / s; None where it has no units of its own."""
+        return None
+
 
 class RowModel(Model):
     """Capability: the log likelihood is a sum over rows, each of which depends on no other row.
@@ -122,6 +157,10 @@ class RowModel(Model):
     def log_prob(self, theta: PyTree, data: Data) -> Float[Array, ""]:
         return weighted_sum(data, self.row_log_prob(theta, data.batch))
 
+    @property
+    def row_model(self) -> RowModel:
+        return self
+
 
 class PredictorModel(RowModel):
     """Capability: rows depend on theta through predictors, p(row | theta) = likelihood(y | f)."""
@@ -135,6 +174,10 @@ class PredictorModel(RowModel):
     def row_log_prob(self, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         return self.likelihood.log_prob(*self.predictor(theta, batch))
 
+    @property
+    def predictor_model(self) -> PredictorModel:
+        return self
+
 
 class LinearModel(PredictorModel):
     """Capability: rows depend on theta through few linear maps, f_k = X_k theta_k, theta = (theta_1, ..., theta_K).
@@ -145,6 +188,10 @@ class LinearModel(PredictorModel):
     @abc.abstractmethod
     def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Leaf]:
         """The matrices X_k [n, p_k], whose p_k add up to the dimension of theta, and the outcomes y."""
+
+    @property
+    def linear_model(self) -> LinearModel:
+        return self
 
 
 class CorrectedPrior(RowModel):
@@ -163,6 +210,10 @@ class CorrectedPrior(RowModel):
     def expected_correction(self, mean: Float[Array, " d"], covariance: Float[Array, "d d"]) -> Float[Array, ""]:
         """E[log correction(theta)] for theta ~ N(mean, covariance)."""
 
+    @property
+    def corrected_prior(self) -> CorrectedPrior:
+        return self
+
 
 class PredictorDraws(PredictorModel):
     """Capability: the model can draw each row's predictors directly, given a Gaussian over theta.
@@ -174,6 +225,10 @@ class PredictorDraws(PredictorModel):
     def draw_predictor(self, key: PRNGKeyArray, q: Distribution, batch: PyTree) -> tuple[Float[Array, "n k"], Leaf]:
         """One draw of f per row, differentiable in q, and the outcomes y."""
 
+    @property
+    def predictor_draws(self) -> PredictorDraws:
+        return self
+
 
 class PredictiveModel(Model):
     """Capability: the model predicts new rows from a posterior."""
@@ -181,6 +236,10 @@ class PredictiveModel(Model):
     @abc.abstractmethod
     def predict(self, posterior: Distribution, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None) -> Any:
         """A `Prediction` of the outcomes at `x`: by Monte Carlo with `num_draws`, in closed form where it is None."""
+
+    @property
+    def predictive_model(self) -> PredictiveModel:
+        return self
 
 
 class Encoding(eqx.Module):

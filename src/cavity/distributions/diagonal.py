@@ -34,6 +34,11 @@ class DiagonalGaussian(Gaussian):
         return cls.from_moments(mean, variance)
 
     @property
+    def natural(self) -> DiagonalGaussian:
+        """The same density in natural parameters: this one."""
+        return self
+
+    @property
     def is_proper(self) -> Bool[Array, ""]:
         precision = jnp.asarray(self.precision)
         return jnp.all((precision > 0) & jnp.isfinite(precision) & jnp.isfinite(self.precision_mean))

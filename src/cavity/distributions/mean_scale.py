@@ -81,10 +81,10 @@ class MeanScale(GaussianDensity):
         return MeanScale(self.centre, log_scale)
 
     def __mul__(self, other: MeanScale | DiagonalGaussian) -> DiagonalGaussian:
-        return self.natural * _natural(other)
+        return self.natural * other.natural
 
     def __truediv__(self, other: MeanScale | DiagonalGaussian) -> DiagonalGaussian:
-        return self.natural / _natural(other)
+        return self.natural / other.natural
 
     def __pow__(self, exponent: Number) -> DiagonalGaussian:
         return self.natural**exponent
@@ -100,8 +100,4 @@ class MeanScale(GaussianDensity):
         return self.natural.log_prob(theta)
 
     def kl(self, other: MeanScale | DiagonalGaussian) -> Float[Array, ""]:
-        return self.natural.kl(_natural(other))
-
-
-def _natural(q: MeanScale | DiagonalGaussian) -> DiagonalGaussian:
-    return q.natural if isinstance(q, MeanScale) else q
+        return self.natural.kl(other.natural)

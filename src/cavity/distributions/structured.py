@@ -14,6 +14,8 @@ it is dense.
 from __future__ import annotations
 
 import abc
+from dataclasses import replace
+from typing import ClassVar, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -27,10 +29,14 @@ from cavity.distributions.gaussian import Gaussian
 
 LOG_2PI = 1.8378770664093453
 
+Q = TypeVar("Q", bound="GlobalGaussian")
+
 
 class GlobalGaussian(eqx.Module):
     """q(Z_G) as a function of standard normal noise."""
 
+    has_correlations: ClassVar[bool] = False  # whether the family is that of all Gaussians
+    has_barycentre: ClassVar[bool] = False  # whether the barycentre of several members is a member
     mean: eqx.AbstractVar[Float[Array, " d"]]
     log_scale: eqx.AbstractVar[Float[Array, " d"]]
 
@@ -57,10 +63,32 @@ class GlobalGaussian(eqx.Module):
     def gaussian(self) -> Gaussian:
         """The same density in natural parameters."""
 
+    @property
+    def sd(self) -> Float[Array, " d"]:
+        """The marginal standard deviations."""
+        return jnp.exp(jnp.asarray(self.log_scale))
+
+    @property
+    def axes(self) -> Float[Array, "d d"]:
+        """A root of the covariance, or the scales alone where the family does not have all correlations."""
+        return jnp.diag(jnp.exp(self.log_scale))
+
+    def starting_at(self: Q, found: FullGaussian) -> Q:
+        """The member of the family that replaces `found`, in the precision of this one.
+
+        Without correlations the best scale is that of a latent given all others.
+        """
+        scale = jnp.diagonal(jnp.asarray(found.precision)) ** -0.5
+        return self._moved(mean=jnp.asarray(found.mean), log_scale=jnp.log(scale))
+
+    def _moved(self: Q, **leaves: Float[Array, ...]) -> Q:
+        return replace(self, **{name: leaf.astype(self.mean.dtype) for name, leaf in leaves.items()})
+
 
 class MeanFieldGlobal(GlobalGaussian):
     """No correlations: for very many latents, or where barycentres must have a closed form."""
 
+    has_barycentre: ClassVar[bool] = True
     mean: Float[Array, " d"]
     log_scale: Float[Array, " d"]
 
@@ -89,6 +117,8 @@ class DenseGlobal(GlobalGaussian):
         below: L_G below its diagonal of ones.
     """
 
+    has_correlations: ClassVar[bool] = True
+    has_barycentre: ClassVar[bool] = True
     mean: Float[Array, " d"]
     log_scale: Float[Array, " d"]
     below: Float[Array, "d d"]
@@ -98,6 +128,24 @@ class DenseGlobal(GlobalGaussian):
         """diag(sigma) L, the Cholesky factor of the covariance."""
         unit = jnp.tril(self.below, -1) + jnp.eye(self.dimension, dtype=self.mean.dtype)
         return jnp.exp(self.log_scale)[:, None] * unit
+
+    @classmethod
+    def from_root(cls, mean: Float[Array, " d"], root: Float[Array, "d d"]) -> DenseGlobal:
+        """The member with this mean and this Cholesky factor of the covariance."""
+        scale = jnp.diagonal(root)
+        return cls(mean, jnp.log(scale), jnp.tril(root / scale[:, None], -1))
+
+    @property
+    def sd(self) -> Float[Array, " d"]:
+        return jnp.sqrt(jnp.sum(self.root**2, axis=1))
+
+    @property
+    def axes(self) -> Float[Array, "d d"]:
+        return self.root
+
+    def starting_at(self, found: FullGaussian) -> DenseGlobal:
+        moved = DenseGlobal.from_root(jnp.asarray(found.mean), jnp.linalg.cholesky(jnp.asarray(found.covariance)))
+        return self._moved(mean=moved.mean, log_scale=moved.log_scale, below=moved.below)
 
     @property
     def noise_size(self) -> int:
@@ -143,6 +191,10 @@ class LowRankGlobal(GlobalGaussian):
         seen = solve_triangular(chol, self.factors.T @ white, lower=True)  # (I + F F')^-1 = I - F (I + F'F)^-1 F'
         quadratic = jnp.sum(white**2) - jnp.sum(seen**2)
         return -0.5 * quadratic - jnp.sum(self.log_scale + 0.5 * LOG_2PI) - jnp.sum(jnp.log(jnp.diagonal(chol)))
+
+    @property
+    def sd(self) -> Float[Array, " d"]:
+        return jnp.exp(jnp.asarray(self.log_scale)) * jnp.sqrt(1.0 + jnp.sum(jnp.asarray(self.factors) ** 2, axis=1))
 
     @property
     def _inner_root(self) -> Float[Array, "r r"]:

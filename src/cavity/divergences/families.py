@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cavity.core import Distribution
+from cavity.core.fields import require_kind
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
 
@@ -14,5 +15,4 @@ def require_gaussian(family: Distribution, name: str) -> None:
         family: the member.
         name: the divergence, for the message.
     """
-    if not isinstance(family, Gaussian):
-        raise UnsuitableError(f"{name} is for Gaussian families, not {type(family).__name__}; use KL")
+    require_kind(family, Gaussian, f"{name} is for Gaussian families (use KL for others)", UnsuitableError)

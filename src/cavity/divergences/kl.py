@@ -18,6 +18,7 @@ class KL(MultipleOfKL):
     """
 
     asks_moments_only: ClassVar[bool] = True
+    is_kl: ClassVar[bool] = True
 
     @property
     def weight(self) -> Number:

@@ -34,12 +34,11 @@ from cavity.core import (
 from cavity.core.client_data import owned_rows, prepare_clients
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
-from cavity.fit.prediction import predict, predictive_or_none
+from cavity.fit.prediction import predict
 from cavity.fit.run import run
 from cavity.losses.beta import Beta
 from cavity.simulation.drive import name_number
-from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws, predictor_draws
-from cavity.solvers.requirements import linear_model, predictor_model
+from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws
 
 NUM_SAMPLES = 64  # Monte Carlo samples of a score, where it is not exact
 
@@ -167,8 +166,8 @@ def default_score(model: Model) -> Score:
     Returns:
         The Brier score for classes, the expected quadratic score for other outcomes.
     """
-    with_likelihood = predictor_model(model)
-    if with_likelihood is not None and with_likelihood.likelihood.has_classes and predictive_or_none(model) is not None:
+    predictors = model.predictor_model
+    if predictors is not None and predictors.likelihood.has_classes and model.predictive_model is not None:
         return brier
     quadratic = Beta(1.0)
     quadratic.check(model)
@@ -187,7 +186,7 @@ def brier(model: Model, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
         One number per row.
     """
     x, y = rows.batch
-    draws = NUM_SAMPLES if linear_model(model) is None else None
+    draws = NUM_SAMPLES if model.linear_model is None else None
     predicted = predict(model, posterior, x, draws, seed=0, point=False).mean
     if predicted.ndim == 1:
         return (predicted - y) ** 2
@@ -262,9 +261,9 @@ def _standard_error(data: Mapping[str, Data], ours: Losses, theirs: Losses) -> f
 
 
 def _estimator(model: Model) -> Estimator:
-    if linear_model(model) is not None:
+    if model.linear_model is not None:
         return Exact()
-    return ParameterDraws(NUM_SAMPLES) if predictor_draws(model) is None else LocalDraws(NUM_SAMPLES)
+    return ParameterDraws(NUM_SAMPLES) if model.predictor_draws is None else LocalDraws(NUM_SAMPLES)
 
 
 @eqx.filter_jit

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from cavity.core import Model, PredictiveModel
+from cavity.core import Model
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.point import PointMass
 from cavity.errors import CavityError
 from cavity.models.function_prediction import FunctionPrediction
 from cavity.models.prediction import Prediction
-from cavity.solvers.requirements import linear_model, require_family
+from cavity.solvers.requirements import require_family
 
 AnyPrediction = Prediction | FunctionPrediction
 
@@ -32,7 +32,7 @@ def predict(model: Model, posterior: PyTree, x: PyTree, num_draws: int | None, s
     Returns:
         The prediction.
     """
-    predictive = predictive_or_none(model)
+    predictive = model.predictive_model
     if predictive is None:
         raise CavityError(
             f"{type(model).__name__} has no predictions (a function model needs `predictor=`); look at `fit.posterior` "
@@ -43,10 +43,5 @@ def predict(model: Model, posterior: PyTree, x: PyTree, num_draws: int | None, s
         unit = DiagonalGaussian(posterior.location, jnp.ones_like(posterior.location))
         posterior, point = require_family(model, "a prediction", Gaussian).with_moments_of(unit), True
     if point:
-        posterior, num_draws = posterior.concentrated(), 1 if linear_model(model) is None else None
+        posterior, num_draws = posterior.concentrated(), 1 if model.linear_model is None else None
     return predictive.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
-
-
-def predictive_or_none(model: Model) -> PredictiveModel | None:
-    """The model, where it can predict; else None."""
-    return model if isinstance(model, PredictiveModel) else None

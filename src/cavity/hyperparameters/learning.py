@@ -17,6 +17,7 @@ from jaxtyping import PyTree
 
 from cavity import ledger
 from cavity.core import Data, Distribution, Hyperparameter, Model
+from cavity.core.fields import require_kind
 from cavity.errors import CavityError
 from cavity.evaluation import evidence
 from cavity.fit import method
@@ -40,8 +41,11 @@ def learn(fit: Fit, hyperparameters: Sequence[Hyperparameter], steps: int, round
     Returns:
         The fit with the learned hyperparameters.
     """
-    if not hyperparameters or not all(isinstance(part, Hyperparameter) for part in hyperparameters):
-        raise CavityError("give hyperparameters to learn, such as cavity.hyperparameters.PriorScale()")
+    wanted = "give hyperparameters to learn, such as cavity.hyperparameters.PriorScale()"
+    if not hyperparameters:
+        raise CavityError(wanted)
+    for part in hyperparameters:
+        require_kind(part, Hyperparameter, wanted)
     if fit.server.held_by_clients:
         raise CavityError("hyperparameters are learned where the server holds the factors; run without held_by_clients")
     evidence.check(fit.algorithm)

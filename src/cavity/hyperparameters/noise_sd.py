@@ -48,9 +48,10 @@ class NoiseSd(Hyperparameter):
 
 def _parts(model: Model) -> tuple[LinearModel, GaussianNoise]:
     """The model and its likelihood, where these are a linear model with Gaussian noise."""
-    if not (isinstance(model, LinearModel) and isinstance(model.likelihood, GaussianNoise)):
+    linear = model.linear_model
+    if linear is None or not isinstance(linear.likelihood, GaussianNoise):
         raise UnsuitableError(
             f"{type(model).__name__} has no noise to learn; use linear_regression(..., noise_sd=...), whose value "
             "is the start"
         )
-    return model, model.likelihood
+    return linear, linear.likelihood

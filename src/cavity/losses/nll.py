@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from cavity.core import Data, ExpectedPower, Likelihood, Loss, Model, RowModel
+from cavity.core import Data, Likelihood, Loss, Model
 from cavity.core.fields import Number
 from cavity.core.likelihood import Outcomes
 from cavity.errors import CavityError, UnsuitableError
@@ -18,11 +18,12 @@ class NegativeLogLikelihood(Loss):
         return
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        if not isinstance(model, RowModel):
+        rows = model.row_model
+        if rows is None:
             raise UnsuitableError(
                 f"the likelihood of {type(model).__name__} is not a sum over rows (`RowModel`): a row has no loss"
             )
-        return -model.row_log_prob(theta, batch)
+        return -rows.row_log_prob(theta, batch)
 
     def total(self, model: Model, theta: PyTree, data: Data) -> Float[Array, ""]:
         value = model.log_prob(theta, data)
@@ -39,7 +40,8 @@ class NegativeLogLikelihood(Loss):
     def expected(
         self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"] | None:
-        return -likelihood.expected_log_prob(mean, covariance, y) if isinstance(likelihood, ExpectedPower) else None
+        closed = likelihood.expected_power
+        return None if closed is None else -closed.expected_log_prob(mean, covariance, y)
 
     @property
     def likelihood_power(self) -> Number | None:

@@ -6,7 +6,7 @@ import abc
 
 from jaxtyping import Array, Float
 
-from cavity.core import ExpectedPower, Likelihood, PowerIntegral
+from cavity.core import Likelihood, PowerIntegral
 from cavity.core.likelihood import Outcomes
 from cavity.errors import UnsuitableError
 from cavity.losses.predictor import PredictorLoss, name_of
@@ -34,12 +34,13 @@ class PowerLoss(PredictorLoss):
         self._with_integral(likelihood)
 
     def _with_integral(self, likelihood: Likelihood) -> PowerIntegral:
-        if not isinstance(likelihood, PowerIntegral):
+        integral = likelihood.power_integral
+        if integral is None:
             raise UnsuitableError(
                 f"the {type(self).__name__.lower()} loss needs the integral of p^(1 + beta) over outcomes, "
                 f"which {name_of(likelihood)} does not have. Use a likelihood that is a PowerIntegral, or another loss"
             )
-        return likelihood
+        return integral
 
     def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         log_power = self.power.astype(f.dtype) * likelihood.log_prob(f, y)
@@ -48,7 +49,8 @@ class PowerLoss(PredictorLoss):
     def expected(
         self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"] | None:
-        if not isinstance(likelihood, ExpectedPower):
+        closed = likelihood.expected_power
+        if closed is None:
             return None
-        log_power = likelihood.log_expected_power(mean, covariance, y, self.power.astype(mean.dtype))
+        log_power = closed.log_expected_power(mean, covariance, y, self.power.astype(mean.dtype))
         return self.assemble(self._with_integral(likelihood), mean, log_power)

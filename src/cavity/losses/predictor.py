@@ -21,16 +21,17 @@ class PredictorLoss(Loss):
         self.check_likelihood(self._with_predictors(model).likelihood)
 
     def _with_predictors(self, model: Model) -> PredictorModel:
-        if not isinstance(model, PredictorModel):
+        found = model.predictor_model
+        if found is None:
             raise UnsuitableError(
                 f"the loss {type(self).__name__} needs a model with a likelihood of outcomes given predictors; "
                 f"{type(model).__name__} has none. Use a regression, a network, or the negative log likelihood"
             )
-        return model
+        return found
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
-        model = self._with_predictors(model)
-        return self.of_predictor(model.likelihood, *model.predictor(theta, batch))
+        found = self._with_predictors(model)
+        return self.of_predictor(found.likelihood, *found.predictor(theta, batch))
 
 
 def name_of(likelihood: Likelihood) -> str:

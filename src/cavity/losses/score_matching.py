@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from cavity.core import Data, Distribution, GaussianRows, Likelihood, Loss, Model, PredictorModel
-from cavity.core.fields import Number, as_number, require
+from cavity.core import Data, Distribution, GaussianRows, Likelihood, Loss, Model
+from cavity.core.fields import Number, as_number, require, require_kind
 from cavity.core.likelihood import Outcomes
 from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
@@ -82,16 +82,14 @@ class ScoreMatching(Loss):
     kernel: Kernel
 
     def __check_init__(self) -> None:
-        if not isinstance(self.kernel, Kernel):
-            raise CavityError(
-                f"score matching takes weights such as SquaredExponential(2.0), not {self.kernel!r}; 2.0 is the width"
-            )
+        require_kind(self.kernel, Kernel, "score matching takes weights such as SquaredExponential(2.0), of width 2.0")
 
     def check(self, model: Model) -> None:
-        if isinstance(model, PredictorModel) and model.likelihood.is_discrete:
+        predictors = model.predictor_model
+        if predictors is not None and predictors.likelihood.is_discrete:
             raise UnsuitableError(
-                f"score matching differentiates log p(y) in y, but {name_of(model.likelihood)} has discrete outcomes. "
-                "Use the beta loss, or generalised cross entropy"
+                f"score matching differentiates log p(y) in y, but {name_of(predictors.likelihood)} has discrete "
+                "outcomes. Use the beta loss, or generalised cross entropy"
             )
         self._gaussian_rows(model)
 

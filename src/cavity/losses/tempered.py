@@ -6,9 +6,8 @@ import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, Distribution, Likelihood, Loss, Model
-from cavity.core.fields import Number, as_number, require
+from cavity.core.fields import Number, as_number, require, require_kind
 from cavity.core.likelihood import Outcomes
-from cavity.errors import CavityError
 from cavity.losses.nll import NegativeLogLikelihood
 
 
@@ -25,10 +24,7 @@ class Tempered(Loss):
 
     def __check_init__(self) -> None:
         require(self.weight, lambda weight: weight > 0, "the weight of a loss must be positive")
-        if not isinstance(self.loss, Loss):
-            raise CavityError(
-                f"the weight comes first and a loss second, as in Tempered(2.0, Beta(0.5)), not {self.loss!r}"
-            )
+        require_kind(self.loss, Loss, "the weight comes first and a loss second, as in Tempered(2.0, Beta(0.5))")
 
     def check(self, model: Model) -> None:
         self.loss.check(model)

@@ -64,7 +64,8 @@ class FunctionPrediction(eqx.Module):
 
     def _outcomes(self) -> Float[Array, "draws n"]:
         """Draws of y, with the same noise each time."""
-        if not isinstance(self.likelihoods, OutcomeDraws):
+        likelihoods = self.likelihoods.outcome_draws
+        if likelihoods is None:
             raise CavityError(f"outcomes cannot be drawn from {type(self.likelihoods).__name__}")
 
         def one(key: PRNGKeyArray, mean: Array, variance: Array, likelihood: OutcomeDraws) -> Array:
@@ -73,7 +74,7 @@ class FunctionPrediction(eqx.Module):
             return likelihood.draw(second, f[..., None])
 
         keys = jax.random.split(jax.random.key(SEED), len(self.means))
-        drawn = jax.vmap(one)(keys, self.means, self.variances, self.likelihoods)
+        drawn = jax.vmap(one)(keys, self.means, self.variances, likelihoods)
         return drawn.reshape(-1, drawn.shape[-1])
 
     @property
@@ -103,12 +104,13 @@ class FunctionPrediction(eqx.Module):
     def log_prob(self, y: Float[Leaf, " n"]) -> Float[np.ndarray, " n"]:
         """The log density of outcomes, log of the mean over draws of E[p(y | f)]."""
         outcomes = jnp.asarray(y)
-        if isinstance(self.likelihoods, ExpectedPower):
+        closed = self.likelihoods.expected_power
+        if closed is not None:
 
             def one(mean: Array, variance: Array, likelihood: ExpectedPower) -> Array:
                 return likelihood.log_expected_power(mean[:, None], variance[:, None, None], outcomes, 1.0)
 
-            each = jax.vmap(one)(self.means, self.variances, self.likelihoods)
+            each = jax.vmap(one)(self.means, self.variances, closed)
         else:
             draws = (self.means, self.variances, self.likelihoods)
             each = jax.lax.map(lambda draw: _log_expected(draw[0], draw[1], draw[2], outcomes), draws)

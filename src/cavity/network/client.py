@@ -1,4 +1,4 @@
-"""A study over a network, at a client: its site as the worker needs it, and what it would send."""
+"""A study over a network, at a client: builds its `Site` for the worker, and shows what it would send."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from cavity.core.client_data import prepare_client
 from cavity.errors import ProtocolError
@@ -29,118 +29,133 @@ RESULTS = "results"
 _FILES = {"posterior.npz", "summary.csv", "history.jsonl", "study.toml", "versions.json"}
 
 
-def site_of(study: Study, name: str, table: Table, folder: Path, say: Callable[[str], None]) -> Site:
-    """A client's site; raises where its name or its data cannot be used."""
+def site_of(study: Study, name: str, table: Table, folder: Path, notify: Callable[[str], None]) -> Site:
+    """The site of a client.
+
+    Args:
+        study: the agreed study.
+        name: of the client.
+        table: its rows.
+        folder: for the results.
+        notify: called with lines about the progress.
+
+    Raises:
+        CavityError: the name or the data cannot be used.
+    """
     check_for_network(study)
     refuse([finding for finding in name_findings(study, name) if finding.severity == Severity.ERROR])
     own_scaling = _own_scaling(study, table)
-    half = _half(study, name, table, RunConfig(own_scaling))  # what is wrong with the data is told at once
+    config = _client_config(study, name, table, RunConfig(own_scaling))  # shows errors in the data at once
 
     def finish(files: dict[str, bytes]) -> None:
         for file, content in files.items():
-            if file in _FILES:  # the server does not choose where it writes
+            if file in _FILES:  # the server does not choose which files are written
                 write_atomically(folder / RESULTS / file, content)
-        say(f"the results are in {folder / RESULTS}")
+        notify(f"results: {folder / RESULTS}")
 
     return Site(
         name,
         identity_of(study),
-        half=lambda setting: _half(study, name, table, setting),
+        client_config=lambda run_config: _client_config(study, name, table, run_config),
         sums=lambda scaling: _sums(study, table, scaling),
         finish=finish,
         types=foreign_types(study),
         largest_message=largest_messages(study)[1],
         fingerprint=fingerprint(study, table),
-        notes=(_how_much(study, half), *bounds(study, own_scaling).notes),
+        notes=(_limit_note(study, config), *bounds(study, own_scaling).notes),
     )
 
 
-def _how_much(study: Study, half: ClientConfig) -> str:
-    """How many messages are answered, and whether the answers could be solved for the rows."""
-    most = f"at most {half.max_messages} messages are answered, in all runs of this study"
+def _limit_note(study: Study, config: ClientConfig) -> str:
+    """How many messages the client replies to, and whether the replies could be solved for the rows."""
+    limit = f"this client sends at most {config.max_messages} updates, in all runs of this study"
     if study.model.family is None:
-        return most
-    prior, x = half.algorithm.prior, half.data.batch[0]
+        return limit
+    prior, x = config.algorithm.prior, config.data.batch[0]
     d = prior.dimension
     numbers = d * (d + 3) // 2 if np.ndim(prior.precision) == 2 else 2 * d
-    if half.max_messages * numbers <= x.size:
-        return most
+    if config.max_messages * numbers <= x.size:
+        return limit
     return (
-        f"{most}: {half.max_messages} times {numbers} numbers, and the predictors have {x.size} values here. A server "
-        "that does not keep to the method could solve for rows; agree on no more rounds than the study needs"
+        f"{limit}. Together they have {config.max_messages} x {numbers} numbers, and the predictors have {x.size} "
+        "values here: a dishonest server could solve for rows. Agree on no more rounds than the study needs"
     )
 
 
-def _half(study: Study, name: str, table: Table, setting: RunConfig) -> ClientConfig:
-    scaling = setting.scaling
+def _client_config(study: Study, name: str, table: Table, run_config: RunConfig) -> ClientConfig:
+    scaling = run_config.scaling
     if not fits_study(study, scaling):
-        raise ProtocolError("its scaling is of other columns than the study's")
+        raise ProtocolError("its scaling has other columns than the study")
     if not scaling.is_usable:
         raise ProtocolError("its scaling has a centre that is not finite, or a scale that is not positive")
     if problem := problem_with_scaling(study, table, scaling):
         raise ProtocolError(problem)
     algorithm = study_algorithm(study, scaling)
-    most, limits = max_messages(study, algorithm), bounds(study, scaling)
+    limit, limits = max_messages(study, algorithm), bounds(study, scaling)
     data = prepare_client(algorithm.model, name, client_data(study, table, scaling))
     stage = algorithm.initialisation
-    if setting.initialising:
+    if run_config.initialising:
         if stage is None:
             raise ProtocolError("this study's method has no initialisation")
-        return ClientConfig(stage.algorithm, stage.data(data), study.run.seed, max_messages=most)
-    if setting.start is not None:
+        return ClientConfig(stage.algorithm, stage.data(data), study.run.seed, max_messages=limit)
+    if run_config.start is not None:
         if stage is None:
             raise ProtocolError("this study's method has no initialisation, so it takes no start")
-        check_like("the start", setting.start, stage.algorithm.prior)
-        algorithm = stage.start(setting.start)
+        check_like("the start", run_config.start, stage.algorithm.prior)
+        algorithm = stage.start(run_config.start)
     return ClientConfig(
         algorithm,
         data,
         study.run.seed,
         study.algorithm.held_by_clients,
-        most,
+        limit,
         lambda message: problem_with(study, limits, algorithm, message),
     )
 
 
-def _sums(study: Study, table: Table, scaling: Any) -> Sums:
-    """Of the columns, or, given their scaling, of the formula's matrix."""
+def _sums(study: Study, table: Table, scaling: PyTree) -> Sums:
+    """The sums of the columns or, given their scaling, of the formula's matrix."""
     if scaling is None:
         return sums(study, table)
     if not study.scales_design or not fits_study(study, scaling, with_design=False) or not scaling.is_usable:
-        raise ProtocolError("it asks for sums that are not the study's")
+        raise ProtocolError("it asks for sums that the study does not need")
     if problem := problem_with_scaling(study, table, scaling):
         raise ProtocolError(problem)
     return design_sums(study, table, scaling)
 
 
 def _own_scaling(study: Study, table: Table) -> Scaling:
-    """By this client's sums alone, where the study scales by those of all."""
-    return scaling_of(study, [table], allow_constant=True)  # a column may vary between clients alone
+    """The scaling by the sums of this client alone; a study uses those of all clients."""
+    return scaling_of(study, [table], allow_constant=True)  # a column may be constant within each client
 
 
-def first_words(study: Study, table: Table, site: Site) -> list[str]:
-    """What this client would send, in full: its sums, and its reply to the first message."""
+def preview(study: Study, table: Table, site: Site) -> list[str]:
+    """What this client would send first, as lines of text: its sums, and its update in round 1.
+
+    Args:
+        study: the agreed study.
+        table: the client's rows.
+        site: of the client.
+    """
     lines = []
     scaling = _own_scaling(study, table)
     if study.federated_columns:
         lines.append("once, for the scaling of columns:")
-        lines += _told(sums(study, table), study.agreed_centres)
+        lines += _described(sums(study, table), study.agreed_centres)
     if study.scales_design:
-        lines.append(
-            "once, for the columns of the formula's matrix (here and below scaled by this client's sums alone):"
-        )
-        lines += _told(design_sums(study, table, scaling), {})
-    lines.append("in the first round:")
+        lines.append("once, for the columns of the formula's matrix (here scaled by the sums of this client alone):")
+        lines += _described(design_sums(study, table, scaling), {})
+    lines.append("in round 1 (scaled by the sums of this client alone):")
     reply = first_reply(site, RunConfig(scaling))
     for path, leaf in jax.tree_util.tree_flatten_with_path(reply.update.delta)[0]:
-        lines.append(f"  change {jax.tree_util.keystr(path).lstrip('.')} {np.asarray(leaf).tolist()}")
+        lines.append(f"  delta {jax.tree_util.keystr(path).lstrip('.')} {np.asarray(leaf).tolist()}")
     report = {key: np.asarray(value).item() for key, value in asdict(reply.update.report).items()}
     lines.append(f"  report {json.dumps(report)}")
     return lines
 
 
-def _told(own: Sums, centres: dict[str, float]) -> list[str]:
-    """Sums, one column a line."""
+def _described(own: Sums, centres: dict[str, float]) -> list[str]:
+    """Sums as text, one line per column."""
     lines = [f"  n = {int(own.num_rows)}"]
     for i, column in enumerate(own.columns):
         around = f" around {centres[column]:g}" if centres.get(column) else ""

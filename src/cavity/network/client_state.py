@@ -1,7 +1,7 @@
-"""What a client keeps on its disk: the latents that never leave it, with the reply that they belong to.
+"""What a client keeps on its disk: its local state (latents, which are never sent), and the log of what it sent.
 
-The state after each reply is a file of its own, written whole or not at all; the two newest are kept. A run of a study
-that is begun anew has a folder of its own, so that nothing of an earlier one is taken for its own.
+The state after each reply is a file of its own, written completely or not at all; the two newest are kept. Each run of
+a study has its own folder, so that a restarted run does not use the state of an earlier one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ClientStore:
     """The states of one client in one study.
 
     Args:
-        folder: of this study and client; nobody else's.
+        folder: of this study and client; no other process uses it.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def secret(self) -> bytes:
-        """32 bytes that only this client knows, made at first use: private randomness comes from them."""
+        """32 bytes that only this client knows, created at first use: the source of private randomness."""
         path = self.folder / "secret"
         if not path.exists():
             private_folder(self.folder)
@@ -46,7 +46,7 @@ class ClientStore:
         return path.read_bytes()
 
     def write(self, run: str, state: ClientState) -> None:
-        """Keep this state, and the one before it."""
+        """Store a state; the one before it is kept too."""
         folder = self._folder(run)
         numbers = self._numbers(folder)
         number = numbers[-1] + 1 if numbers else 1
@@ -55,22 +55,22 @@ class ClientStore:
             (folder / f"{old:08d}.npz").unlink(missing_ok=True)
 
     def read(self, run: str, types: Iterable[type] = ()) -> ClientState | None:
-        """The newest state that can be read; None if there is none."""
+        """The newest readable state of a run; None if there is none."""
         folder, types = self._folder(run), list(types)
         for number in reversed(self._numbers(folder)):
             path = folder / f"{number:08d}.npz"
             try:
                 state = serialization.from_bytes(path.read_bytes(), types)
             except CheckpointError as error:
-                logger.warning("%s: %s; taking the one before it", path, error)
+                logger.warning("%s: %s; using the state before it", path, error)
                 continue
             if isinstance(state, ClientState):
                 return state
         return None
 
     def _folder(self, run: str) -> Path:
-        if not _RUN.fullmatch(run):  # it came over the wire, and is to be a folder's name
-            raise CheckpointError(f"a run cannot be called {run!r}")
+        if not _RUN.fullmatch(run):  # received over the network, and used as a folder's name
+            raise CheckpointError(f"invalid identifier of a run: {run!r}")
         return self.folder / "runs" / run
 
     def _numbers(self, folder: Path) -> list[int]:
@@ -79,13 +79,19 @@ class ClientStore:
 
 
 class SentLog:
-    """`sent.jsonl`: when, how much and what (by its digest) has left the house, one line each."""
+    """`sent.jsonl`: one line per message that was sent, with its time, kind, size and SHA-256."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def note(self, kind: str, content: bytes, **details: int | str) -> None:
-        """Add a line; it is on the disk before the content may leave."""
+        """Add a line; it is on the disk before the content is sent.
+
+        Args:
+            kind: of the message.
+            content: its bytes.
+            details: more fields of the line.
+        """
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "kind": kind,

@@ -1,16 +1,16 @@
-"""The address that clients reach: it forwards what Flower's SuperNodes call to the SuperLink, and nothing else.
+"""The proxy at the study's address: it forwards the calls of Flower's SuperNodes to the SuperLink, and nothing else.
 
-A SuperLink serves three interfaces at one port: Fleet for its nodes, Control and Runtime for its owner. Control asks
-for no key: whoever reaches the port lists runs and unregisters nodes. So the SuperLink listens at a loopback address,
-and this program at the study's address, in a process of its own:
+A SuperLink serves three interfaces on one port: Fleet for its nodes, Control and Runtime for its owner. Control needs
+no key: any program that reaches the port can list runs and unregister nodes. So the SuperLink listens on a loopback
+address, and this program on the study's address, in a process of its own:
 
 - A request must be a POST to one of `ROUTES`, compared byte by byte, so that no other spelling of a path can match.
 - It must be signed by the key of one of the study's clients before its body is read. Flower signs the time, and neither
   the path nor the body; the SuperLink checks signature, time and node again.
-- Header, body, time and number of connections are bounded. Each request is written anew for the SuperLink, with the
+- Header, body, time and number of connections are limited. Each request is rewritten for the SuperLink, with the
   headers of `FORWARDED` only.
 
-While the SuperLink is not ready the answer is 503, after which a SuperNode tries again; after a 401 it would end.
+While the SuperLink is not ready the response is 503, after which a SuperNode retries; after a 401 it would end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 logger = logging.getLogger("cavity.proxy")
 
 KIB, MIB = 1 << 10, 1 << 20
-ROUTES = {  # path -> the largest body; Flower sends arrays in pieces of 5 MiB
+ROUTES = {  # path -> limit of the body in bytes; Flower sends arrays in pieces of 5 MiB
     b"/v1/fleet/activate-node": 64 * KIB,
     b"/v1/fleet/deactivate-node": 64 * KIB,
     b"/v1/fleet/send-node-heartbeat": 64 * KIB,
@@ -59,18 +59,18 @@ MAX_HEAD = 16 * KIB
 MAX_CONNECTIONS, MAX_PER_CLIENT = 512, 16
 HEAD_SECONDS = 10.0  # for the handshake, and for the head of a connection's first request
 IDLE_SECONDS = 60.0  # between two requests of a client
-BODY_SECONDS, SLOWEST = 30.0, 8 * KIB  # a body or an answer may take so long, and a second more per so many bytes
+BODY_SECONDS, SLOWEST = 30.0, 8 * KIB  # time for a body or a response, plus one second per so many bytes
 UPSTREAM_SECONDS = 30.0
-LINGER_SECONDS = 2.0  # after a refusal, so that its sender can read it
+LINGER_SECONDS = 2.0  # after a refusal, so that the sender can read it
 PIECE = 64 * KIB
 
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """Where to listen, and what to forward to.
+    """Where the proxy listens, and where it forwards to.
 
     Attributes:
-        host: the address to listen at.
+        host: the address to listen on.
         port: the port.
         upstream: file with the SuperLink's URL; it exists while the SuperLink is ready.
         certificate: PEM file of the server's certificate; None without TLS.
@@ -88,13 +88,13 @@ class ProxySettings:
     clients: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
-        """As `main` reads it."""
+        """The settings in JSON, as `main` reads them."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered; `last` closes the connection."""
+    """The response to a request; `last` closes the connection."""
 
     status: int
     content: bytes = b""
@@ -103,7 +103,7 @@ class Reply:
 
 
 def refused(status: int, reason: str) -> Reply:
-    """A refusal; code 2004 and these words are Flower's for a node that may not connect."""
+    """A refusal, with Flower's code (2004) and text for a node that may not connect."""
     content = json.dumps({"code": 2004, "detail": f"Failed to activate SuperNode: {reason}"}).encode()
     return Reply(status, content, (("content-type", "application/json"),), last=True)
 
@@ -121,18 +121,18 @@ class Gate:
         names = [name for name, _ in headers]
         limit = self._routes.get(request.target) if request.method == b"POST" else None
         if limit is None:
-            return refused(404, "there is nothing here")
+            return refused(404, "not found")
         if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
             return refused(431, "the headers are too long")
         if request.http_version != b"1.1" or REFUSED_HEADERS & set(names):
-            return refused(400, "such requests are not forwarded")
+            return refused(400, "requests of this form are not forwarded")
         lengths = [value for name, value in headers if name == b"content-length"]
         if len(lengths) != 1 or any(names.count(name) > 1 for name in FORWARDED):
-            return refused(400, "one length and one of each header is needed")
+            return refused(400, "one content-length and at most one of each header is allowed")
         if int(lengths[0]) > limit:
-            return refused(413, f"at most {limit} bytes are allowed here")
+            return refused(413, f"the body is limited to {limit} bytes")
         if self._keys is not None and not self._signed(dict(headers)):
-            return refused(412, "its key is not one of this study's")  # Flower shows no text of a 401 or 403
+            return refused(412, "its key does not belong to this study")  # Flower shows no text of a 401 or 403
         return None
 
     def _signed(self, headers: Mapping[bytes, bytes]) -> bool:
@@ -153,15 +153,24 @@ def _public_key(pem: str) -> ec.EllipticCurvePublicKey:
 
 
 class Proxy:
-    """Serves connections; one that has shown a client's key is closed in favour of that client's own only."""
+    """Serves connections.
+
+    If there are too many, the oldest one without a client's key is closed. A connection with a client's key is closed
+    only if that client opens too many itself.
+
+    Args:
+        settings: where the proxy listens, and where it forwards to.
+    """
 
     def __init__(self, settings: ProxySettings):
         self._settings, self._gate = settings, Gate(settings.clients)
         trusted = settings.authority is None or ssl.create_default_context(cafile=settings.authority)
         limits = httpx.Limits(max_connections=64, keepalive_expiry=2.0)  # the SuperLink closes them after 5 seconds
         self._client = httpx.AsyncClient(verify=trusted, timeout=UPSTREAM_SECONDS, limits=limits, trust_env=False)
-        self._connections: dict[asyncio.Task[None], bytes] = {}  # -> the client's key that it has shown, oldest first
-        self._left_out, self._logged = 0, -1.0
+        self._connections: dict[
+            asyncio.Task[None], bytes
+        ] = {}  # -> the client's key, or b"" if none was shown; oldest first
+        self._omitted, self._logged = 0, -1.0
 
     async def serve(self) -> None:
         """Listen until cancelled."""
@@ -189,11 +198,11 @@ class Proxy:
         finally:
             self._connections.pop(task, None)
             if writer.transport.get_write_buffer_size():
-                writer.transport.abort()  # its peer does not read
+                writer.transport.abort()  # the peer does not read
             writer.close()
 
     def _close_oldest(self, key: bytes) -> bool:
-        """Close the oldest connection that has shown this key; False where there is none."""
+        """Close the oldest connection with this key; False if there is none."""
         oldest = next((task for task, shown in self._connections.items() if shown == key), None)
         if oldest is None:
             return False
@@ -223,11 +232,11 @@ class Proxy:
                     self._trust(task, request)
                     reply = await self._forward(request, await _body(http, reader, request))
             except h11.RemoteProtocolError as error:
-                request, reply = None, refused(error.error_status_hint, "this is not HTTP")
+                request, reply = None, refused(error.error_status_hint, "not HTTP")
             if reply.last:
                 peer = (writer.get_extra_info("peername") or ("?",))[0]
                 what = "no request" if request is None else repr((request.method + b" " + request.target)[:100])
-                self._log(f"{reply.status}: {what} of {peer} is refused")
+                self._log(f"{reply.status}: refused {what} from {peer}")
             async with asyncio.timeout(BODY_SECONDS + len(reply.content) / SLOWEST):
                 await _write(http, writer, reply)
             if reply.last:
@@ -248,12 +257,12 @@ class Proxy:
         return Reply(response.status_code, response.content, kept)
 
     def _log(self, line: str) -> None:
-        """One line in a second, so that strangers do not fill the disk."""
+        """Log at most one line per second, so that strangers cannot fill the disk."""
         if time.monotonic() - self._logged < 1.0:
-            self._left_out += 1
+            self._omitted += 1
             return
-        logger.warning("%s%s", line, f" ({self._left_out} lines left out before)" if self._left_out else "")
-        self._left_out, self._logged = 0, time.monotonic()
+        logger.warning("%s%s", line, f" ({self._omitted} lines omitted before)" if self._omitted else "")
+        self._omitted, self._logged = 0, time.monotonic()
 
 
 async def _next_event(http: h11.Connection, reader: asyncio.StreamReader) -> object:
@@ -287,7 +296,7 @@ async def _write(http: h11.Connection, writer: asyncio.StreamWriter, reply: Repl
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Read a little of what a refused sender still sends: closing at once would reset the connection and its answer."""
+    """Read a little of what a refused sender still sends: closing at once would reset connection and response."""
     left = PIECE
     try:
         async with asyncio.timeout(LINGER_SECONDS):
@@ -298,7 +307,7 @@ async def _linger(reader: asyncio.StreamReader) -> None:
 
 
 def main() -> None:
-    """Serve with the settings in the file that the command names."""
+    """Run the proxy with the settings in the file given on the command line."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = json.loads(Path(sys.argv[1]).read_text())

@@ -1,14 +1,14 @@
-"""What a client remembers of a study so that nobody asks it for more than was agreed.
+"""The guard of a client: what it remembers of a study, so that it never sends more than was agreed.
 
-One file per study (by its hash), kept across runs of the study and restarts of both sides. It is written before what it
-allows is sent, so that a crash can cost an answer and never gives one away. It holds
+There is one file per study (by its hash), kept over all runs of the study and restarts of both sides. It is written
+before the update that it allows is sent: a crash can cost an update, but never allows an extra one. It contains
 
 - how many messages were answered, in all runs together;
-- the newest message of each run: versions and sequence numbers only grow. The same message again is no new one;
-- which scalings the server has named: answers under many would tell more than the moments of the rows;
-- a keyed fingerprint of the rows that were answered with, and whether the client has left since.
+- the newest message of each run: versions and sequence numbers only grow. The same message again counts once;
+- which scalings the server has sent: updates under many scalings would reveal more than the moments of the rows;
+- a keyed fingerprint of the rows that were used, and whether the client has left since.
 
-A client whose disk is wiped remembers nothing, and counts from zero again.
+A client whose disk was erased remembers nothing, and counts from zero again.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from cavity.io.checkpoints import write_atomically
 from cavity.network.protocol import RunConfig
 
 FOLDER, KEY = "guard", "key"
-MAX_SCALINGS = 20  # different ones that a server may name, in all runs of a study
+MAX_SCALINGS = 20  # different ones that a server may send, in all runs of a study
 
-Fingerprint = Callable[[bytes], str]  # of the rows, by a key that never leaves the client
+Fingerprint = Callable[[bytes], str]  # of the rows, by a key that is never sent
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the file holds.
+    """The contents of the file.
 
     Attributes:
-        answered: messages in all runs.
-        newest: by run, the version, sequence number and digest of its newest message.
-        fingerprint: of the rows; empty before the first answer, and after leaving.
+        answered: the number of messages answered, in all runs.
+        newest: run -> version, sequence number and digest of its newest message.
+        fingerprint: of the rows; empty before the first update, and after leaving.
         left: whether the server was asked to withdraw this client.
-        scalings: digests of those that the server has named.
+        scalings: digests of those that the server has sent.
     """
 
     answered: int = 0
@@ -59,7 +59,7 @@ class Guard:
     Args:
         folder: of the client.
         study: the hash of the study.
-        fingerprint: of this client's rows; None does not look at them.
+        fingerprint: of this client's rows; None does not check them.
     """
 
     def __init__(self, folder: Path, study: str, fingerprint: Fingerprint | None = None):
@@ -69,77 +69,77 @@ class Guard:
 
     @property
     def answered(self) -> int:
-        """Messages that were answered so far."""
+        """The number of messages that were answered so far."""
         return self._memory.answered
 
     def check_rows(self) -> None:
-        """Raise DataError where the rows are not those that this client has answered with."""
+        """Raise DataError if the rows are not those that this client has used before in this study."""
         known = self._memory.fingerprint
         if known and self._own_fingerprint() != known:
             raise DataError(
-                "the rows are not those that this client has answered with in this study. Put the old file back; or "
-                "leave (`cavity leave`, and start this client so that it tells the server), and come back with the new "
-                "rows by `cavity client --rejoin`"
+                "the rows have changed since this client's first update in this study. Restore the old file; or leave "
+                "the study (`cavity leave`, then start this client once so that it informs the server) and return "
+                "with the new rows: `cavity client --rejoin`"
             )
 
     def remember_rows(self) -> None:
-        """From now on the rows must stay the same."""
+        """Store the fingerprint of the rows: from now on they must stay the same."""
         self.check_rows()
         if self._fingerprint is not None and not self._memory.fingerprint:
             self._write(replace(self._memory, fingerprint=self._own_fingerprint()))
 
     def leave(self) -> None:
-        """The server is being told that this client leaves: it may come back with other rows."""
+        """Record that this client leaves: it may return with other rows."""
         if not self._memory.left:
             self._write(replace(self._memory, fingerprint="", left=True))
 
     def rejoin(self) -> None:
-        """Come back; raises CavityError where this client has not left."""
+        """Return to the study; raises CavityError if this client has not left."""
         if not self._memory.left:
             raise CavityError(
-                "this client has not left the study; ask for it with `cavity leave`, and start the client without "
-                "--rejoin so that it tells the server"
+                "this client has not left the study; run `cavity leave`, then start the client without --rejoin so "
+                "that it informs the server"
             )
         self._write(replace(self._memory, left=False))
 
-    def count(self, run: str, setting: RunConfig, message: Message, most: int) -> None:
+    def count(self, run: str, run_config: RunConfig, message: Message, limit: int) -> None:
         """Count a message that is about to be answered; the same one again counts once.
 
         Args:
             run: of the study.
-            setting: that came with it. A search for a start counts by itself, and may begin again at version 0.
+            run_config: received with it. An initialisation is counted by itself, and may start at version 0 again.
             message: from the server.
-            most: how many messages may be answered in all runs.
+            limit: the number of messages that may be answered in all runs.
 
         Raises:
-            ProtocolError: it is older than one that was answered, differs from it under the same number, or is one too
-                many.
+            ProtocolError: it is older than one that was answered, has the same number as another message, or exceeds
+                the limit.
         """
-        digest = hashlib.sha256(serialization.to_bytes((setting, message))).hexdigest()
-        key = f"{run} start" if setting.initialising else run
+        digest = hashlib.sha256(serialization.to_bytes((run_config, message))).hexdigest()
+        key = f"{run} start" if run_config.initialising else run
         number, newest = (message.version, message.sequence), self._memory.newest.get(key)
         if newest is not None and newest == (*number, digest):
             return
-        if newest is not None and not setting.initialising and number <= newest[:2]:
+        if newest is not None and not run_config.initialising and number <= newest[:2]:
             raise ProtocolError(
                 f"its version {number[0]} and sequence number {number[1]} do not come after {newest[0]} and "
-                f"{newest[1]}, which are answered already"
+                f"{newest[1]}, which were answered already"
             )
-        if self.answered >= most:
+        if self.answered >= limit:
             raise ProtocolError(
-                f"this client has answered {self.answered} messages of this study, in all its runs, and no more than "
-                f"{most} are agreed on; a study that needs more rounds says so in its file"
+                f"this client has answered {self.answered} messages in all runs of this study, and the limit is "
+                f"{limit}; if more rounds are needed, agree on a study file with a larger `rounds`"
             )
         newest = self._memory.newest | {key: (*number, digest)}
         self._write(replace(self._memory, answered=self.answered + 1, newest=newest))
 
     def count_scaling(self, scaling: PyTree) -> None:
-        """Count a scaling before it is looked at; the same again counts once. Raises ProtocolError for one too many."""
+        """Count a scaling before it is used; the same one again counts once. Raises ProtocolError above the limit."""
         digest = hashlib.sha256(serialization.to_bytes(scaling)).hexdigest()
         if digest in self._memory.scalings:
             return
         if len(self._memory.scalings) >= MAX_SCALINGS:
-            raise ProtocolError(f"this client has seen {MAX_SCALINGS} scalings of this study, and answers no other")
+            raise ProtocolError(f"this client has received {MAX_SCALINGS} scalings of this study, and accepts no other")
         self._write(replace(self._memory, scalings=(*self._memory.scalings, digest)))
 
     def _own_fingerprint(self) -> str:
@@ -159,7 +159,7 @@ class Guard:
             return Memory(int(values["answered"]), newest, str(values["fingerprint"]), bool(values["left"]), scalings)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(
-                f"{self._file}: it cannot be read, so it is not known how many messages were answered; put back a copy"
+                f"{self._file}: cannot be read, so the number of answered messages is unknown; restore it from a backup"
             ) from None
 
     def _write(self, memory: Memory) -> None:

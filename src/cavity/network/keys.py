@@ -1,11 +1,12 @@
 """The keys of a study: a certificate authority of its own, the server's certificate, and a key pair per client.
 
-    ca.key               nobody's: it is needed again only to renew the server's certificate; keep it off the net
-    server/              the server's: its certificate and key, the authority's certificate, the clients' public keys
-    clients/NAME/        that client's: its private key, the authority's and the server's certificates
+    ca.key            private key of the certificate authority: keep offline; needed to renew the server's certificate
+    server/           for the server: its certificate and key, the authority's certificate, the clients' public keys
+    clients/NAME/     for that client: its private key, the authority's and the server's certificates
 
-TLS keeps strangers from reading, the nodes' keys keep them from connecting. Besides, both sides sign what they send
-(`cavity.network.protocol`), since a process on the server's machine may start runs of its own at Flower's SuperLink.
+With TLS no third party can read the traffic, and without a registered key none can connect. Both sides also sign what
+they send (`cavity.network.protocol`), since other processes on the server's machine can start runs at Flower's
+SuperLink.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.serialization.ssh import SSHPrivateKeyTypes
 from cryptography.x509.oid import NameOID
 
 from cavity.errors import StudyError
@@ -28,30 +30,39 @@ from cavity.io.private_files import make_folder, private_file
 from cavity.network.protocol import Sign, Verify
 from cavity.study.schema import Study
 
-DAYS = 730
+DAYS = 730  # that the certificates are valid
+AUTHORITY_NOTE = "private key of the certificate authority: keep offline"
 _ECDSA = ec.ECDSA(hashes.SHA384())
 AUTHORITY, CERTIFICATE, KEY, CLIENT_KEY = "ca.pem", "server.pem", "server.key", "client.key"
-ALWAYS = ("localhost", "127.0.0.1")  # the server talks to itself under these
+ALWAYS = ("localhost", "127.0.0.1")  # where the server connects to its own SuperLink
 
 
 @dataclass(frozen=True)
-class Handout:
-    """A folder of keys, and whose it is."""
+class KeyFolder:
+    """A folder or file of keys, and who gets it.
+
+    Attributes:
+        folder: its path.
+        description: for whom it is, or what to do with it.
+    """
 
     folder: Path
-    owner: str
+    description: str
 
 
-def make_keys(study: Study, folder: Path, hosts: Sequence[str]) -> list[Handout]:
-    """Write all keys of a study, and say who gets which folder.
+def make_keys(study: Study, folder: Path, hosts: Sequence[str]) -> list[KeyFolder]:
+    """Write all keys of a study.
 
     Args:
-        study: for its clients.
-        folder: it must not exist yet, so that no key in use is lost.
+        study: whose clients get keys.
+        folder: must not exist yet, so that no key in use is lost.
         hosts: names or addresses under which clients reach the server.
+
+    Returns:
+        Who gets which folder.
     """
     if folder.exists():
-        raise StudyError(f"{folder}: it is there already, and may hold keys in use; give another --output")
+        raise StudyError(f"{folder}: already exists and may contain keys in use; choose another --output")
     make_folder(folder)
     make_folder(folder / "clients")
     make_folder(folder / "server")
@@ -63,31 +74,31 @@ def make_keys(study: Study, folder: Path, hosts: Sequence[str]) -> list[Handout]
     _write(server / AUTHORITY, authority.public_bytes(serialization.Encoding.PEM))
     _write(server / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
     _write(server / KEY, _pem(server_key))
-    handouts = [Handout(folder / "ca.key", "nobody; keep it offline"), Handout(server, "the server")]
+    folders = [KeyFolder(folder / "ca.key", AUTHORITY_NOTE), KeyFolder(server, "for the server")]
     for name in study.clients:
         key, own = ec.generate_private_key(ec.SECP384R1()), folder / "clients" / name
         _write(own / CLIENT_KEY, _openssh(key))
         _write(own / AUTHORITY, authority.public_bytes(serialization.Encoding.PEM))
         _write(own / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
         _write(server / "clients" / f"{name}.pub", _public(key))
-        handouts.append(Handout(own, name))
-    return handouts
+        folders.append(KeyFolder(own, f"for {name}"))
+    return folders
 
 
 def client_public_keys(server: Path, study: Study) -> dict[str, bytes]:
     """Client -> public key in PEM, from the server's folder of keys."""
     files = {name: server / "clients" / f"{name}.pub" for name in study.clients}
     if lacking := [name for name, file in files.items() if not file.is_file()]:
-        raise StudyError(f"{server}: there is no public key of {lacking[0]!r}; make the keys with `cavity study keys`")
+        raise StudyError(f"{server}: public key of {lacking[0]!r} not found; create the keys with `cavity study keys`")
     return {name: file.read_bytes() for name, file in files.items()}
 
 
 def need(folder: Path, *names: str) -> None:
-    """Raise StudyError where a folder of keys lacks a file."""
+    """Raise StudyError if a folder of keys lacks a file."""
     for name in names:
         if not (folder / name).is_file():
             raise StudyError(
-                f"{folder}: there is no {name} here; give the folder that `cavity study keys` made for you with --keys"
+                f"{folder}: {name} not found; give your folder of keys, created by `cavity study keys`, with --keys"
             )
 
 
@@ -156,7 +167,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """For the owner's eyes only."""
+    """Write a file that only its owner can read."""
     make_folder(path.parent)
     with open(path, "xb", opener=private_file) as file:
         file.write(content)
@@ -169,7 +180,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """As Flower's nodes read it."""
+    """In the format that Flower's nodes read."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
@@ -181,30 +192,33 @@ def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def server_signer(folder: Path) -> Sign:
     """Signs with the server's key."""
-    key = serialization.load_pem_private_key((folder / KEY).read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return lambda content: key.sign(content, _ECDSA)
+    return _signer(serialization.load_pem_private_key((folder / KEY).read_bytes(), None))
 
 
 def client_signer(folder: Path) -> Sign:
     """Signs with a client's key."""
-    key = serialization.load_ssh_private_key((folder / CLIENT_KEY).read_bytes(), None)
+    return _signer(serialization.load_ssh_private_key((folder / CLIENT_KEY).read_bytes(), None))
+
+
+def _signer(key: PrivateKeyTypes | SSHPrivateKeyTypes) -> Sign:
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return lambda content: key.sign(content, _ECDSA)
 
 
 def server_verifier(folder: Path) -> Verify:
-    """Whether the server has signed, by its certificate in a client's folder."""
+    """Checks signatures of the server, by its certificate in a client's folder."""
     key = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes()).public_key()
     return _verifier(key)
 
 
 def client_verifier(public_key: bytes) -> Verify:
-    """Whether a client has signed."""
+    """Checks signatures of a client."""
     return _verifier(serialization.load_pem_public_key(public_key))
 
 
-def _verifier(key: Any) -> Verify:
+def _verifier(key: PublicKeyTypes) -> Verify:
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+
     def verify(content: bytes, signature: bytes) -> bool:
         try:
             key.verify(signature, content, _ECDSA)

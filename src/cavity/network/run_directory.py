@@ -1,4 +1,4 @@
-"""What the folders of servers and clients hold beside results, for the commands that look at them."""
+"""Files in the folders of servers and clients besides results: the lock, the status, and requests of commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from cavity.errors import CavityError
 from cavity.io.checkpoints import write_atomically
@@ -21,18 +20,26 @@ STOP, WITHDRAW = "stop", "withdraw-"
 
 @contextmanager
 def only_one(folder: Path, who: str) -> Iterator[None]:
-    """Raise CavityError where another process has this folder; the lock goes with the process, however it ends."""
+    """Lock a folder. The lock ends with the process, however that ends.
+
+    Args:
+        folder: created if missing.
+        who: names the process in the error.
+
+    Raises:
+        CavityError: another process has locked the folder.
+    """
     private_folder(folder)
     with open(folder / LOCK, "w", opener=private_file) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise CavityError(f"{folder}: {who} is running already; stop that one first") from None
+            raise CavityError(f"{folder}: {who} is already running; stop it first") from None
         yield
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process has this folder now."""
+    """Whether a process has locked this folder."""
     try:
         with open(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -43,35 +50,38 @@ def is_running(folder: Path) -> bool:
     return False
 
 
-def write_status(folder: Path, **values: Any) -> None:
-    """What `cavity status` tells."""
+Value = str | int | float | list[str]  # of one field of the status
+
+
+def write_status(folder: Path, **values: Value) -> None:
+    """Write what `cavity status` shows."""
     values |= {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "pid": os.getpid()}
     write_atomically(folder / STATUS, (json.dumps(values, indent=2) + "\n").encode())
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """The last status; raises CavityError where there is none."""
+def read_status(folder: Path) -> dict[str, Value]:
+    """The last status; raises CavityError if there is none."""
     try:
         return json.loads((folder / STATUS).read_text())
     except (FileNotFoundError, ValueError):
-        raise CavityError(f"{folder}: nothing has run here; give the folder with --output") from None
+        raise CavityError(f"{folder}: no run found; give its folder with --output") from None
 
 
 class Requests:
-    """What a server is asked to do, as files that another command writes and the server removes when it is done."""
+    """Requests to a server: files that a command creates, and that the server removes when it is done."""
 
     def __init__(self, folder: Path):
         self._folder = folder / REQUESTS
 
     def put(self, request: str) -> None:
-        """Ask."""
+        """Add a request."""
         private_folder(self._folder)
         open(self._folder / request, "a", opener=private_file).close()
 
     def pending(self) -> list[str]:
-        """All that is asked for."""
+        """The names of all requests."""
         return sorted(path.name for path in self._folder.iterdir()) if self._folder.is_dir() else []
 
     def done(self, request: str) -> None:
-        """It has been seen to."""
+        """Remove a request."""
         (self._folder / request).unlink(missing_ok=True)

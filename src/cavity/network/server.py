@@ -1,23 +1,24 @@
-"""A study over a network, at the server: from the first client's greeting to the results at everybody's.
+"""A study over a network, at the server: from the first connection of a client to sending the results.
 
-What must outlive the server is in the run's directory: the checkpoint of the ledger, written before every message and
-after every reply; the clients' sums; the start, where the method has to find one; who has been withdrawn. A server that
-is started again on the same directory goes on from there.
+The run's directory has everything that must survive a restart: the checkpoint of the ledger, written before every
+message and after every reply; the scaling of columns; the start of the method, if it has an initialisation; the list of
+withdrawn clients. A server that is restarted with the same directory resumes the run.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cavity import ledger, training
-from cavity.core import Algorithm, LatentModel
+from cavity.core import Algorithm
+from cavity.core.client_data import owned_rows
 from cavity.core.messages import ClientState, ServerState
 from cavity.errors import CavityError
 from cavity.evaluation.evidence import closing_exchange, has_evidence
@@ -29,19 +30,19 @@ from cavity.network.engine import NetworkEngine
 from cavity.network.limits import ServerBounds
 from cavity.network.membership import Members
 from cavity.network.protocol import Kind, RunConfig, Sign, Verify, unsigned
-from cavity.network.run_directory import write_status
+from cavity.network.run_directory import Value, write_status
 from cavity.network.session import Session, SessionConfig
-from cavity.network.setup import START, Preparing
+from cavity.network.setup import START, Setup
 from cavity.network.study_session import check_for_network, foreign_types, identity_of, largest_messages
 from cavity.network.transport import Transport
 from cavity.simulation.local import LocalEngine
 from cavity.study.building import study_algorithm, study_schedule
 from cavity.study.run import POSTERIOR, STUDY, SUMMARY, VERSIONS, open_run, write_results
 from cavity.study.schema import Study
-from cavity.training import Record, Stopping
+from cavity.training import Observer, Record, Stopping
 
 RUN = "run.txt"
-FAREWELL = 60.0  # seconds that clients have to fetch the results
+RESULTS_SECONDS = 60.0  # that clients have to receive the results
 
 
 @dataclass(frozen=True)
@@ -49,43 +50,47 @@ class ServerConfig:
     """How a server runs a study.
 
     Attributes:
-        min_clients: begin with so many, and pause while there are fewer; None is all to begin, and one to go on.
-        seconds: that a client has for an answer.
-        sign: for what the server sends.
-        verify: client -> the check of its signature; None where nothing is signed.
-        say: life signs.
+        min_clients: start with so many clients, and pause while there are fewer; None waits for all to start, and for
+            one to continue.
+        seconds: that a client has to reply.
+        sign: signs what the server sends.
+        verify: client -> the check of its signature; None if nothing is signed.
+        notify: called with lines about the progress.
     """
 
     min_clients: int | None = None
     seconds: float = 300.0
     sign: Sign = unsigned
     verify: dict[str, Verify] | None = None
-    say: Callable[[str], None] = lambda line: None
+    notify: Callable[[str], None] = lambda line: None
 
 
 def run_id(directory: Path) -> str:
-    """Which run of the study this directory holds."""
+    """The identifier of the run in this directory; created if missing."""
     file = directory / RUN
     return file.read_text() if file.exists() else new_run(directory)
 
 
 def new_run(directory: Path) -> str:
-    """A name for it, made up and written down."""
+    """Write a new random identifier."""
     name = uuid.uuid4().hex
     write_atomically(directory / RUN, name.encode())
     return name
 
 
 class StudyServer:
-    """Runs one study over a post.
+    """Runs one study over a transport.
 
     Args:
-        study: what was agreed.
+        study: the agreed study.
         text: its file.
-        directory: of the run; one that was interrupted is gone on with.
-        post: carries the letters.
-        manner: how.
-        reopen: called when the post is lost.
+        directory: of the run; an interrupted run is resumed.
+        transport: carries the messages.
+        config: how the server runs.
+        reopen: called when the transport is lost.
+        observers: called after every round with its record and the server's state.
+        clock: the time in seconds.
+        sleep: waits for so many seconds.
     """
 
     def __init__(
@@ -94,75 +99,84 @@ class StudyServer:
         text: str,
         directory: Path,
         transport: Transport,
-        manner: ServerConfig,
+        config: ServerConfig,
         *,
         reopen: Callable[[], None] = lambda: None,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ):
         check_for_network(study)
         most = len(study.clients)
-        if manner.min_clients is not None and not 1 <= manner.min_clients <= most:
-            raise CavityError(f"--min-clients lies between 1 and {most}, not {manner.min_clients}")
-        self._study, self._directory, self._manner = study, directory, manner
+        if config.min_clients is not None and not 1 <= config.min_clients <= most:
+            raise CavityError(f"--min-clients must be between 1 and {most}, not {config.min_clients}")
+        self._study, self._directory, self._config, self._observers = study, directory, config, observers
         open_run(directory, study, text, resume=self._resuming)
-        terms = SessionConfig(
+        session_config = SessionConfig(
             identity_of(study),
             run_id(directory),
             study.clients,
-            manner.sign,
-            manner.verify,
+            config.sign,
+            config.verify,
             foreign_types(study),
-            manner.seconds,
+            config.seconds,
             largest_message=largest_messages(study)[0],
         )
-        self._seen: dict[str, Any] = {"state": "waiting"}
-        self._clientele = Session(
-            transport, terms, reopen=reopen, asked=lambda: self._members.interrupted, say=self._say
+        self._status: dict[str, Value] = {"state": "waiting"}
+        self._session = Session(
+            transport,
+            session_config,
+            reopen=reopen,
+            interrupted=lambda: self._members.interrupted,
+            notify=self._notify,
+            clock=clock,
+            sleep=sleep,
         )
-        self._members = Members(study, directory, self._clientele, self._say)
+        self._members = Members(study, directory, self._session, self._notify)
 
     def run(self) -> Fit | None:
-        """The study until its end; None if it was stopped before it began."""
+        """Run the study to its end; None if it was stopped before the first round."""
         while (fit := self._one_run()) is not None and fit.stopped == "asked" and not self._members.stopping:
-            self._begin_anew()
+            self._restart()
         if self._members.stopping:
             self._members.stopped()
-            self._say("stopped; start the server again to go on", state="stopped")
+            self._notify("stopped; restart the server to resume", state="stopped")
         elif fit is not None:
             write_results(fit, self._directory)
             missing = fit.server.clients.set_aside
-            lacking = f"; not all of the data of {', '.join(missing)} are in it" if missing else ""
-            self._say(f"done after {len(fit.history)} rounds: {fit.stopped}{lacking}", state="done")
-            self._farewell()
+            lacking = f"; the data of {', '.join(missing)} are missing or incomplete" if missing else ""
+            self._notify(f"done after {len(fit.history)} rounds: {fit.stopped}{lacking}", state="done")
+            self._send_results()
         return fit
 
     def _one_run(self) -> Fit | None:
-        """From the gathering to the last round, or until all has to begin anew: it has stopped as asked then."""
-        preparing = Preparing(
+        """One run, from waiting for clients to the last round. `stopped` is "asked" if the run has to be restarted."""
+        setup = Setup(
             self._study,
             self._directory,
-            self._clientele,
+            self._session,
             self._members,
             gather=self._gather,
             engine=self._engine,
-            say=self._say,
+            notify=self._notify,
         )
         self._gather()
-        setting = None if self._members.stopping else preparing.setting()
-        if setting is None:
+        run_config = None if self._members.stopping else setup.run_config()
+        if run_config is None:
             return None
-        algorithm = study_algorithm(self._study, setting.scaling)
+        algorithm = study_algorithm(self._study, run_config.scaling)
         stage = algorithm.initialisation
-        algorithm = algorithm if stage is None or setting.start is None else stage.start(setting.start)
-        fit = self._resumed(algorithm) if self._resuming else self._opened(algorithm, preparing.names)
-        engine = self._engine(algorithm, setting, fit.client_states)
-        self._see(state="running")
+        algorithm = algorithm if stage is None or run_config.start is None else stage.start(run_config.start)
+        fit = self._resumed(algorithm) if self._resuming else self._opened(algorithm, setup.names)
+        engine = self._engine(algorithm, run_config, fit.client_states)
+        self._write_status(state="running")
         try:
             return self._closed(self._rounds(fit, engine), engine)
         finally:
             engine.close()
 
     def _closed(self, fit: Fit, engine: NetworkEngine) -> Fit:
-        """The fit with its evidence, by one more exchange; as it is where there is none, or the run goes on."""
+        """The fit with its evidence, from one more exchange; unchanged if it has none, or if the run continues."""
         if fit.stopped == "asked" or not has_evidence(fit.algorithm):
             return fit
 
@@ -174,24 +188,24 @@ class StudyServer:
         self._write(fit)
         return fit
 
-    def _begin_anew(self) -> None:
-        """Letters that are under way belong to another run from now on, and no reply counts that came before."""
-        self._clientele.terms = replace(self._clientele.terms, run=new_run(self._directory))
+    def _restart(self) -> None:
+        """Start a new run: messages under way belong to the old one, and earlier replies do not count."""
+        self._session.config = replace(self._session.config, run=new_run(self._directory))
         RunDirectory(self._directory).clear()
         (self._directory / START).unlink(missing_ok=True)
-        self._say("beginning anew")
+        self._notify("restarting the run")
 
     def _gather(self) -> int:
-        """Wait for those who are to begin, and say how many they must be. Who leaves meanwhile is not waited for."""
+        """Wait for the clients that are needed to start; how many these are. A client that leaves is not waited for."""
         while True:
-            least = self._members.least(self._manner.min_clients)
-            found = self._clientele.wait_for(self._members.allowed, least)
+            least = self._members.least(self._config.min_clients)
+            found = self._session.wait_for(self._members.allowed, least)
             if len(found) >= least or self._members.stopping or (self._resuming and self._members.interrupted):
                 return least
             self._members.withdraw_early()
 
     def _rounds(self, fit: Fit, engine: NetworkEngine) -> Fit:
-        """Rounds until the end, or until all has to begin anew; whenever members come or go, as many again."""
+        """Rounds until the end, or until a restart is needed; each change of members allows as many rounds again."""
         rounds = fit.algorithm.defaults.rounds if self._study.run.rounds is None else self._study.run.rounds
         stopping = Stopping(rounds, self._study.run.tolerance)
         while True:
@@ -220,7 +234,7 @@ class StudyServer:
             fit.server,
             fit.history,
             replace(stopping, asked=lambda: self._members.have_changed(fit.server.names)),
-            observers=[self._after_round],
+            observers=[self._after_round, *self._observers],
             checkpoint=checkpoint,
             checkpoint_seconds=0.0,
             write_ahead=True,
@@ -231,17 +245,17 @@ class StudyServer:
         RunDirectory(self._directory).write(saved(fit), fit.history)
 
     def _after_round(self, record: Record, server: ServerState) -> None:
-        moved = record["gap"]
-        told = "" if moved != moved else f", residual {moved:.1e}"
-        self._say(f"round {record['round']}{told}", round=record["round"], gap=told.removeprefix(", residual "))
-        # who is missing may pull yet; rounds without it would not bring the end nearer
-        if (missing := record.get("missing", [])) and missing != self._seen.get("missing"):
-            self._say(f"refused again and again, and asked no more: {', '.join(missing)}", missing=missing)
+        number, gap, tolerance = record["round"], record["gap"], self._study.run.tolerance
+        shown = "" if gap != gap else f"{gap:.1e}"
+        self._notify(f"round {number}" + (f": change {shown} nats" if shown else ""), round=number, gap=shown)
+        if (missing := record.get("missing", [])) and missing != self._status.get("missing"):
+            self._notify(f"set aside after repeated refusals: {', '.join(missing)}", missing=missing)
         members = [name for name in server.active if name in self._study.clients]
-        here = self._clientele.here() & set(members)
-        settled = all(server.gaps[name] < self._study.run.tolerance for name in here)
-        if settled and len(here) < len(members) and not moved < self._study.run.tolerance:
-            self._clientele.wait_for(members, len(members))
+        connected = self._session.connected() & set(members)
+        settled = all(server.gaps[name] < tolerance for name in connected)
+        if settled and len(connected) < len(members) and not gap < tolerance:
+            # only the missing clients may still change the posterior; rounds without them would be wasted
+            self._session.wait_for(members, len(members))
 
     @property
     def _resuming(self) -> bool:
@@ -249,52 +263,49 @@ class StudyServer:
 
     def _resumed(self, algorithm: Algorithm) -> Fit:
         fit = run.load(self._directory, algorithm=algorithm, schedule=study_schedule(self._study))
-        self._say(f"going on after round {len(fit.history)}")
+        self._notify(f"resuming after round {len(fit.history)}")
         return replace(fit, server=ledger.readmit(fit.server))
 
     def _opened(self, algorithm: Algorithm, names: Sequence[str]) -> Fit:
-        schedule, everybody = study_schedule(self._study), [*names, *self._own_rows(algorithm)]
+        schedule, everyone = study_schedule(self._study), [*names, *owned_rows(algorithm.model)]
         held = self._study.algorithm.held_by_clients
-        server = training.open_federation(algorithm, schedule, everybody, self._study.run.seed, held_by_clients=held)
+        server = training.open_federation(algorithm, schedule, everyone, self._study.run.seed, held_by_clients=held)
         return Fit(algorithm, server, [], "rounds", schedule)
 
-    def _own_rows(self, algorithm: Any) -> dict[str, Any]:
-        return {} if isinstance(algorithm.model, LatentModel) else algorithm.model.server_entries()
-
     def _engine(
-        self, algorithm: Algorithm, setting: RunConfig, states: Mapping[str, ClientState] | None = None
+        self, algorithm: Algorithm, run_config: RunConfig, states: Mapping[str, ClientState] | None = None
     ) -> NetworkEngine:
-        rows = self._own_rows(algorithm)
-        held = self._study.algorithm.held_by_clients and not setting.initialising
+        rows = owned_rows(algorithm.model)
+        held = self._study.algorithm.held_by_clients and not run_config.initialising
         seed = self._study.run.seed
         own = LocalEngine(algorithm, rows, seed=seed, states=states, held_by_clients=held) if rows else None
-        least = self._manner.min_clients or 1
-        limits = None if setting.initialising else ServerBounds(self._study, setting.scaling, algorithm)
+        least = self._config.min_clients or 1
+        limits = None if run_config.initialising else ServerBounds(self._study, run_config.scaling, algorithm)
         return NetworkEngine(
-            algorithm, self._clientele, setting, least=least, own=own, own_names=list(rows), bounds=limits
+            algorithm, self._session, run_config, least=least, own=own, own_names=list(rows), bounds=limits
         )
 
-    def _farewell(self) -> None:
-        """The results to everybody who is here."""
+    def _send_results(self) -> None:
+        """Send the results to all connected clients."""
         files = {
             name: np.frombuffer((self._directory / name).read_bytes(), np.uint8)
             for name in (POSTERIOR, SUMMARY, HISTORY, STUDY, VERSIONS)
         }
-        here = sorted(self._clientele.here())
-        received = self._clientele.ask_all(Kind.END, here, {"files": files}, FAREWELL)
-        if lacking := [name for name in here if name not in received]:
-            self._say(f"the results did not reach {', '.join(lacking)}; send them the run's folder")
+        connected = sorted(self._session.connected())
+        received = self._session.ask_all(Kind.END, connected, {"files": files}, RESULTS_SECONDS)
+        if lacking := [name for name in connected if name not in received]:
+            self._notify(f"the results did not reach {', '.join(lacking)}; send them the files of the run's folder")
 
-    def _say(self, line: str, **values: Any) -> None:
-        self._manner.say(line)
-        self._see(line=line, **values)
+    def _notify(self, line: str, **values: Value) -> None:
+        self._config.notify(line)
+        self._write_status(line=line, **values)
 
-    def _see(self, **values: Any) -> None:
-        self._seen |= values
-        connected = sorted(self._clientele.homes)
-        write_status(self._directory, **self._seen, connected=connected, study=self._study.id)
+    def _write_status(self, **values: Value) -> None:
+        self._status |= values
+        connected = sorted(self._session.addresses)
+        write_status(self._directory, **self._status, connected=connected, study=self._study.id)
 
 
 def server_log(directory: str | os.PathLike[str]) -> Path:
-    """Where a server writes what it does."""
+    """The log file of a server."""
     return Path(directory) / "server.log"

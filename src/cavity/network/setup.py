@@ -1,7 +1,7 @@
-"""What a study over a network needs before its first round: the scaling of its columns, and a start to go out from.
+"""Setup of a study over a network: the scaling of its columns and the start of its method, before the first round.
 
-Each is found once, from the clients that begin, and kept in the run's directory. The scaling, and the prior with it,
-is fixed from then on, whoever leaves or joins. The clients' sums are not kept.
+Each is computed once, from the clients that are connected at the start, and kept in the run's directory. The scaling,
+and the prior with it, then stay the same when clients leave or join. The clients' sums are not kept.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxtyping import PyTree
 
 from cavity import training
 from cavity.core import Algorithm, Engine
+from cavity.core.client_data import owned_rows
 from cavity.errors import CheckpointError
 from cavity.fit import initialisation
 from cavity.io import serialization
@@ -33,17 +33,17 @@ logger = logging.getLogger("cavity")
 SCALING, START = "scaling.npz", "start.npz"
 
 
-class Preparing:
-    """Finds a study's `Setting`.
+class Setup:
+    """Finds the `RunConfig` of a study.
 
     Args:
-        study: what was agreed.
+        study: the agreed study.
         directory: of the run.
-        clientele: the clients.
-        members: who takes part.
-        gather: waits until those are there who are to begin; how many those are at least.
-        engine: for a method and a setting.
-        say: life signs.
+        session: with the clients.
+        members: the clients that take part.
+        gather: waits for the clients that are needed to start, and returns how many these are.
+        engine: makes the engine for a method and a run configuration.
+        notify: called with lines about the progress.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Preparing:
         *,
         gather: Callable[[], int],
         engine: Callable[[Algorithm, RunConfig], Engine],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ):
-        self._study, self._directory, self._clientele, self._members = study, directory, session, members
-        self._gather, self._engine, self._say = gather, engine, say
+        self._study, self._directory, self._session, self._members = study, directory, session, members
+        self._gather, self._engine, self._notify = gather, engine, notify
 
     @property
     def names(self) -> list[str]:
-        """Who begins: those whose sums gave the scaling, or all that are here."""
+        """The clients that start: those whose sums gave the scaling, or all that are connected."""
         found = self._found()
         known = [] if found is None else [name for name in found["clients"] if name in self._members.allowed]
-        return known or self._members.here
+        return known or self._members.connected
 
-    def setting(self) -> RunConfig | None:
-        """Scaling and start, as they are if they have been found; None if the server is to stop meanwhile."""
+    def run_config(self) -> RunConfig | None:
+        """Scaling and start, read from the directory if they are there; None if the server is asked to stop."""
         scaling = self._scaling()
         if scaling is None:
             return None
@@ -80,7 +80,7 @@ class Preparing:
             if found is None:
                 return None
             write_atomically(file, serialization.to_bytes(found))
-        return RunConfig(scaling, start=read_tree(file, self._clientele.terms.types))
+        return RunConfig(scaling, start=read_tree(file, self._session.config.types))
 
     def _scaling(self) -> Scaling | None:
         study = self._study
@@ -94,24 +94,22 @@ class Preparing:
             if self._members.stopping:
                 return None
             if study.federated_columns:
-                known |= self._sums([name for name in self._members.here if name not in known])
-                for name, reason in self._out_of_bounds(
-                    known
-                ).items():  # it is asked again, and nobody is stopped by it
-                    del known[name]
+                known |= self._sums([name for name in self._members.connected if name not in known])
+                for name, reason in self._out_of_bounds(known).items():
+                    del known[name]  # it is asked again; the other clients are not affected
                     self._refuse(name, reason)
-            names = [name for name in self._members.here if name in known or not study.federated_columns]
+            names = [name for name in self._members.connected if name in known or not study.federated_columns]
             scaling = self._scaled_by(names, known, least) if len(names) >= least else None
             if scaling is not None:
-                self._say(f"the sums of {len(names)} clients give the scaling; it stays, whoever leaves or joins")
+                self._notify(f"columns are scaled by the sums of {len(names)} clients; the scaling is now fixed")
                 write_atomically(
                     self._directory / SCALING, serialization.to_bytes({"clients": names, "scaling": scaling})
                 )
                 return scaling
-            self._clientele.sleep(1.0)
+            self._session.sleep(1.0)
 
     def _scaled_by(self, names: Sequence[str], known: dict[str, Sums], least: int) -> Scaling | None:
-        """By the sums of these clients; None where fewer than `least` of them answer."""
+        """The scaling by the sums of these clients; None if fewer than `least` of them respond."""
         totals = [known[name] for name in names if name in known]
         scaling = study_scaling(self._study, totals)
         if not self._study.scales_design:
@@ -123,51 +121,54 @@ class Preparing:
         return study_scaling(self._study, totals, list(design.values())) if len(design) >= least else None
 
     def _out_of_bounds(self, sums: Mapping[str, Sums], before: Mapping[str, Sums] | None = None) -> dict[str, str]:
-        """Whose sums do not go with the others', with the reason; `before` has those of the columns themselves."""
+        """Clients with implausible sums, and why; `before` has the sums of the columns, to compare numbers of rows."""
         found = out_of_proportion(sums)
         most, rows = max_total_rows(self._study), {name: int(own.num_rows) for name, own in sums.items()}
         if rows and sum(rows.values()) > most:
             largest = max(rows, key=lambda name: rows[name])
-            found[largest] = f"all clients together would have more than the {most:,} rows of `max_total_rows`"
+            found[largest] = f"all clients together would have more than `max_total_rows` = {most:,} rows"
         for name, own in (before or {}).items():
             if name in rows and rows[name] != int(own.num_rows):
-                found[name] = f"it had {int(own.num_rows)} rows before, and now {rows[name]}"
+                found[name] = f"it had {int(own.num_rows)} rows before, and has {rows[name]} now"
         return found
 
-    def _found(self) -> dict[str, Any] | None:
+    def _found(self) -> dict[str, PyTree] | None:
         file = self._directory / SCALING
         if not file.exists():
             return None
         found = read_tree(file)
         if not isinstance(found, dict) or not fits_study(self._study, found.get("scaling")):
-            raise CheckpointError(f"{file}: it does not hold the study's scaling; delete the folder and start anew")
+            raise CheckpointError(f"{file}: not the scaling of this study; delete the folder and restart")
         return found
 
     def _sums(self, names: Sequence[str], scaling: Scaling | None = None) -> dict[str, Sums]:
-        """Those that can be used, by client: of columns, or, given their scaling, of the formula's matrix."""
-        envelopes = self._clientele.ask_all(Kind.SUMS, names, {"scaling": scaling}, self._clientele.terms.seconds)
-        found: dict[str, Any] = {name: envelopes[name].body.get("sums") for name in names if name in envelopes}
+        """Usable sums by client: of the columns or, given their scaling, of the formula's matrix."""
+        envelopes = self._session.ask_all(Kind.SUMS, names, {"scaling": scaling}, self._session.config.seconds)
+        found = {name: envelope.body.get("sums") for name, envelope in envelopes.items()}
         study = self._study
         asked = (study.federated_columns, study.farthest) if scaling is None else (study.design_names, {})
-        return {name: sums for name, sums in found.items() if self._usable(name, sums, *asked)}
+        checked = {name: self._checked(name, found[name], *asked) for name in names if name in found}
+        return {name: sums for name, sums in checked.items() if sums is not None}
 
-    def _usable(self, name: str, sums: Any, columns: tuple[str, ...], farthest: Mapping[str, float]) -> bool:
+    def _checked(self, name: str, sums: PyTree, columns: tuple[str, ...], farthest: Mapping[str, float]) -> Sums | None:
+        """The sums of a client after all checks; None if they are refused."""
         reason = reason_to_refuse(sums, columns, farthest, max_total_rows(self._study))
-        if reason is not None:
-            self._refuse(name, reason)
-        return reason is None
+        if reason is None:
+            return sums
+        self._refuse(name, reason)
+        return None
 
     def _refuse(self, name: str, reason: str) -> None:
         logger.warning("client %r: its sums are refused: %s", name, reason)
-        self._say(f"the sums of {name} are refused: {reason}")
+        self._notify(f"the sums of {name} are refused: {reason}")
 
-    def _start(self, first: Algorithm, setting: RunConfig) -> PyTree:
-        """What the method's initialisation finds, over the same network."""
-        schedule, everybody = Synchronous(), [*self.names, *first.model.server_entries()]
-        server = training.open_federation(first, schedule, everybody, self._study.run.seed)
-        self._say("searching for a start")
+    def _start(self, first: Algorithm, run_config: RunConfig) -> PyTree:
+        """The posterior that the method's initialisation finds, over the same network; None if stopped."""
+        schedule, names = Synchronous(), [*self.names, *owned_rows(first.model)]
+        server = training.open_federation(first, schedule, names, self._study.run.seed)
+        self._notify("initialisation started")
         stopping = Stopping(initialisation.MAX_ROUNDS, initialisation.TOLERANCE, asked=lambda: self._members.stopping)
-        engine = self._engine(first, setting)
+        engine = self._engine(first, run_config)
         server, history, stopped = training.run(first, engine, schedule, server, [], stopping)
-        self._say(f"a start was found in {len(history)} rounds")
+        self._notify(f"initialisation done after {len(history)} rounds")
         return None if stopped == "asked" else server.posterior

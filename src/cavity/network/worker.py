@@ -1,6 +1,7 @@
-"""A client's half on a network: resident, with its data and compiled functions; bytes in, bytes out.
+"""A client's worker: receives messages as bytes and returns responses as bytes.
 
-Whatever carries the letters only passes bytes to `answer`. All that leaves is a `Letter`, noted in `sent.jsonl` before.
+It stays in memory with its data and its compiled functions. The transport only passes bytes to `Worker.handle`. Every
+response is an `Envelope`, recorded in `sent.jsonl` before it is sent.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core import Algorithm, Data
+from cavity.core import Algorithm, Data, Engine
 from cavity.core.messages import ClientState, Message, Reply
 from cavity.errors import CavityError, DataError, ProtocolError, printable
 from cavity.io import serialization
@@ -41,15 +42,15 @@ logger = logging.getLogger("cavity")
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """What a client half is made of, for one setting.
+    """What runs at a client, for one `RunConfig`.
 
     Attributes:
-        algorithm: both halves of the method.
-        data: this client's.
-        seed: of all randomness.
+        algorithm: the method.
+        data: of this client.
+        seed: the random seed of the study.
         keeps_factor: whether the client, and not the server, keeps its factor.
-        max_messages: that are answered, in all runs of the study.
-        problem_with: why a message is not answered, or None.
+        max_messages: the number of messages that the client replies to, in all runs of the study.
+        problem_with: why the client refuses a message, or None.
     """
 
     algorithm: Algorithm
@@ -62,24 +63,24 @@ class ClientConfig:
 
 @dataclass(frozen=True)
 class Site:
-    """A client as the study and its own machine know it.
+    """A client of a study with its data.
 
     Attributes:
         name: in the study.
         identity: of the study.
-        half: from a setting to what runs.
-        sums: of the columns, or, given their scaling, of the formula's matrix, where the study asks for them.
-        finish: called with the results by file name.
+        client_config: from a `RunConfig` to what runs.
+        sums: the sums of the columns (given None), or of the formula's matrix (given the scaling of the columns).
+        finish: called with the results, by file name.
         types: classes from outside Cavity that the study's own model may send.
-        largest_message: how many bytes the server's messages may have.
-        fingerprint: of the rows, by a key.
+        largest_message: the largest size of the server's messages, in bytes.
+        fingerprint: of the rows, by a key; None does not check them.
         notes: what the client's owner should know before it takes part.
     """
 
     name: str
     identity: Identity
-    half: Callable[[RunConfig], ClientConfig]
-    sums: Callable[[Any], Any]
+    client_config: Callable[[RunConfig], ClientConfig]
+    sums: Callable[[PyTree], PyTree]
     finish: Callable[[dict[str, bytes]], None]
     types: frozenset[type] = frozenset()
     largest_message: int = LARGEST_MESSAGE
@@ -87,17 +88,46 @@ class Site:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Response:
+    """A response before it is encoded.
+
+    Attributes:
+        kind: of the message.
+        body: by name.
+        details: for the log of what was sent.
+    """
+
+    kind: Kind
+    body: dict[str, PyTree]
+    details: dict[str, int | str]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The engine and what it was built from, kept until another run or `RunConfig` comes."""
+
+    run: str
+    run_config: bytes
+    config: ClientConfig
+    engine: Engine
+
+
 class Worker:
-    """Answers letters, one after the other.
+    """Responds to messages, one after the other.
 
     Args:
-        site: who answers.
-        store: what it keeps.
-        sent: what it has sent.
-        sign: for what it sends.
-        verify: for what it gets.
-        leaving: whether it wants to be withdrawn.
-        say: life signs.
+        site: the client.
+        store: what it keeps on its disk.
+        sent: the log of what it has sent.
+        sign: signs what it sends.
+        verify: checks what it receives.
+        leaving: whether it asks to be withdrawn.
+        notify: called with lines about the progress.
+
+    Attributes:
+        guard: limits what is answered.
+        over: why no more messages are expected; empty while the study runs.
     """
 
     def __init__(
@@ -109,51 +139,51 @@ class Worker:
         sign: Sign = unsigned,
         verify: Verify = unverified,
         leaving: Callable[[], bool] = lambda: False,
-        say: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ):
         self._site, self._store, self._sent = site, store, sent
-        self._sign, self._verify, self._leaving, self._say = sign, verify, leaving, say
+        self._sign, self._verify, self._leaving, self._notify = sign, verify, leaving, notify
         self.guard = Guard(store.folder, site.identity.hash, site.fingerprint)
-        self._at: tuple[str, bytes] | None = None  # the run and the setting that the engine below was made for
-        self._engine: LocalEngine | None = None
-        self.over = ""  # why no more letters are to be expected
+        self._prepared: _Prepared | None = None
+        self.over = ""
 
     def handle(self, data: bytes) -> bytes:
-        """The answer to a letter; there always is one."""
+        """The response to a message; there always is one."""
         run = "-"
         try:
             envelope = decode(data, self._verify, self._site.types, self._site.largest_message)
             run = envelope.run
-            kind, body, details = self._reply_to(envelope)
+            response = self._respond(envelope)
+        except DataError as error:  # its text quotes the data, so it stays here
+            logger.warning("a message is refused: %s", error)
+            response = _refusal("its data cannot be used; its own log says why")
         except CavityError as error:
-            # what is wrong with the data quotes them, so it is told here and not there
-            told = "its data cannot be used; its own log says why" if isinstance(error, DataError) else str(error)
-            logger.warning("a letter is not answered: %s", error)
-            kind, body, details = Kind.REFUSAL, {"reason": told}, {}
-        except Exception as error:  # whatever it is, the server hears no more than its kind, and others go on
-            logger.exception("a letter could not be answered")
-            self._say(f"a letter could not be answered ({type(error).__name__}); the log has the details")
-            kind, body, details = Kind.REFUSAL, {"reason": f"a fault there: {type(error).__name__}"}, {}
-        return self._sealed(kind, body, run, **details)
+            logger.warning("a message is refused: %s", error)
+            response = _refusal(str(error))
+        except Exception as error:  # whatever it is, the server gets its type only, and the client stays up
+            logger.exception("an error while handling a message")
+            self._notify(f"an error while handling a message ({type(error).__name__}); the log has the details")
+            response = _refusal(f"an error at the client: {type(error).__name__}")
+        return self._encoded(response, run)
 
-    def _sealed(self, kind: Kind, body: dict[str, Any], run: str, **details: int | str) -> bytes:
-        site = self._site
-        content = encode(Envelope(kind.value, site.identity.hash, run, site.name, body), self._sign)
-        self._sent.note(kind.value, content, **details)
+    def _encoded(self, response: Response, run: str) -> bytes:
+        site, kind = self._site, response.kind.value
+        content = encode(Envelope(kind, site.identity.hash, run, site.name, response.body), self._sign)
+        self._sent.note(kind, content, **response.details)
         return content
 
-    def _reply_to(self, envelope: Envelope) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
+    def _respond(self, envelope: Envelope) -> Response:
         site = self._site
         if envelope.kind == Kind.HELLO:
             if notice := envelope.body.get("notice"):
-                self._say(f"the server could not use this client's last answer: {printable(notice)}")
+                self._notify(f"the server could not use this client's last response: {printable(notice)}")
             if envelope.study != site.identity.hash:
                 differences = differing_keys(site.identity.settings, envelope.body.get("settings"))
-                self._say(f"the server has another version of the study: {differences}")
-            return Kind.HERE, {"settings": site.identity.settings}, {}
+                self._notify(f"the server has another version of the study: {differences}")
+            return Response(Kind.HERE, {"settings": site.identity.settings}, {})
         if envelope.kind == Kind.NO:
             self.over = f"the server refuses this client: {printable(envelope.body.get('reason'))}"
-            return Kind.RECEIVED, {}, {}
+            return Response(Kind.RECEIVED, {}, {})
         if envelope.study != site.identity.hash:
             raise ProtocolError("the server has another version of the study")
         if envelope.client != site.name:
@@ -164,82 +194,89 @@ class Worker:
                 raise ProtocolError("its files are not bytes")
             site.finish({name: file.tobytes() for name, file in files.items()})
             self.over = "done"
-            return Kind.RECEIVED, {}, {}
+            return Response(Kind.RECEIVED, {}, {})
         if self._leaving():
-            self._say("asking the server to withdraw this client")
+            self._notify("asking the server to withdraw this client")
             self.guard.leave()
-            return Kind.LEAVING, {}, {}
+            return Response(Kind.LEAVING, {}, {})
         if envelope.kind == Kind.SUMS:
+            scaling = envelope.body.get("scaling")
             self.guard.remember_rows()
-            self.guard.count_scaling(envelope.body.get("scaling"))
-            return Kind.TOTALS, {"sums": site.sums(envelope.body.get("scaling"))}, {}
+            self.guard.count_scaling(scaling)
+            return Response(Kind.TOTALS, {"sums": site.sums(scaling)}, {})
         if envelope.kind == Kind.WORK:
             return self._work(envelope)
-        raise ProtocolError(f"a client does not answer {envelope.kind!r}")
+        raise ProtocolError(f"a client does not respond to {envelope.kind!r}")
 
-    def _work(self, envelope: Envelope) -> tuple[Kind, dict[str, Any], dict[str, int | str]]:
+    def _work(self, envelope: Envelope) -> Response:
         if notice := envelope.body.get("notice"):
-            self._say(f"the server has refused this client's last reply: {printable(notice)}")
-        half = self._half(envelope.run, envelope.body.get("setting"))
-        message = check_message(half.algorithm, envelope.body.get("message"), self._site.name)
-        if problem := half.problem_with(message):
-            self._say(f"a message of the server is refused: {problem}")
+            self._notify(f"the server has refused this client's last update: {printable(notice)}")
+        run_config: RunConfig | None = envelope.body.get("run_config")
+        if run_config is None:
+            raise ProtocolError("it has no run configuration")
+        prepared = self._prepare(envelope.run, run_config)
+        config = prepared.config
+        message = check_message(config.algorithm, envelope.body.get("message"), self._site.name)
+        if problem := config.problem_with(message):
+            self._notify(f"a message of the server is refused: {problem}")
             raise ProtocolError(problem)
         self.guard.remember_rows()
-        self.guard.count(envelope.run, envelope.body["setting"], message, half.max_messages)
-        reply = self._answered(envelope.run, message)
-        if remark := half.algorithm.remark_on(reply.update.delta, half.data):
-            self._say(f"about to be sent: {remark}")
-        what = "searching for a start" if envelope.body["setting"].initialising else "answered"
-        self._say(f"{what}: version {message.version}, residual {float(np.asarray(reply.update.report.gap)):.1e}")
-        return Kind.REPLY, {"reply": reply}, {"version": message.version, "sequence": message.sequence}
+        self.guard.count(envelope.run, run_config, message, config.max_messages)
+        reply = self._solved(prepared, message)
+        if remark := config.algorithm.remark_on(reply.update.delta, config.data):
+            self._notify(f"about to be sent: {remark}")
+        stage = "initialisation: " if run_config.initialising else ""
+        gap = float(np.asarray(reply.update.report.gap))
+        change = "" if np.isnan(gap) else f": change {gap:.1e} nats"
+        self._notify(f"{stage}sent update for round {message.version + 1}{change}")
+        return Response(Kind.REPLY, {"reply": reply}, {"version": message.version, "sequence": message.sequence})
 
-    def _answered(self, run: str, message: Any) -> Reply:
-        """The reply, after what belongs to it has been written."""
-        assert self._engine is not None
-        self._engine.submit(message)
-        replies = self._engine.collect(1)
+    def _solved(self, prepared: _Prepared, message: Message) -> Reply:
+        """The reply, after the state that belongs to it has been written."""
+        prepared.engine.submit(message)
+        replies = prepared.engine.collect(1)
         if not replies:
-            raise ProtocolError("it was overtaken by a newer message, which is answered already")
-        state = self._engine.client_states()[self._site.name]
+            raise ProtocolError("it is older than a message that was answered already")
+        state = prepared.engine.client_states()[self._site.name]
         if keeps_something(state):
-            self._store.write(run, state)
+            self._store.write(prepared.run, state)
         return replies[0]
 
-    def _half(self, run: str, setting: Any) -> ClientConfig:
-        if not isinstance(setting, RunConfig):
-            raise ProtocolError("it does not say with what setting to work")
-        at = (run, serialization.to_bytes(setting))
-        if self._at != at:
-            self.guard.count_scaling(setting.scaling)
-            half = self._site.half(setting)
-            name, keeping = self._site.name, not setting.initialising
-            state = self._store.read(run, self._site.types) if keeping else None
-            states = {} if state is None else {name: state}
-            self._engine = LocalEngine(
-                half.algorithm,
-                {name: half.data},
-                seed=half.seed,
-                states=states,
-                held_by_clients=half.keeps_factor,
+    def _prepare(self, run: str, run_config: RunConfig) -> _Prepared:
+        encoded = serialization.to_bytes(run_config)
+        prepared = self._prepared
+        if prepared is None or (prepared.run, prepared.run_config) != (run, encoded):
+            self.guard.count_scaling(run_config.scaling)
+            config, name = self._site.client_config(run_config), self._site.name
+            state = None if run_config.initialising else self._store.read(run, self._site.types)
+            engine = LocalEngine(
+                config.algorithm,
+                {name: config.data},
+                seed=config.seed,
+                states={} if state is None else {name: state},
+                held_by_clients=config.keeps_factor,
                 secret=self._store.secret(),
             )
-            self._at, self._made = at, half
-        return self._made
+            self._prepared = prepared = _Prepared(run, encoded, config, engine)
+        return prepared
+
+
+def _refusal(reason: str) -> Response:
+    return Response(Kind.REFUSAL, {"reason": reason}, {})
 
 
 def keeps_something(state: ClientState) -> bool:
-    """Whether a client's state holds what the server does not have."""
+    """Whether a client's state has something that the server does not have."""
     pending = state.pending
     kept = (state.local, state.entry, state.spent, None if pending is None else pending.local)
     return any(part is not None for part in kept)
 
 
-def first_reply(site: Site, setting: RunConfig) -> Reply:
-    """What a client would answer to the first message of a study; for a look at it before anything is sent."""
-    half = site.half(setting)
-    server = ledger.open_ledger(half.algorithm, [site.name], half.seed)
-    _, messages = ledger.dispatch(half.algorithm, server, [site.name])
-    engine = LocalEngine(half.algorithm, {site.name: half.data}, seed=half.seed)
+def first_reply(site: Site, run_config: RunConfig) -> Reply:
+    """The client's reply to the first message of a study, computed without sending anything."""
+    config = site.client_config(run_config)
+    server = ledger.open_ledger(config.algorithm, [site.name], config.seed)
+    _, messages = ledger.dispatch(config.algorithm, server, [site.name])
+    engine = LocalEngine(config.algorithm, {site.name: config.data}, seed=config.seed)
     engine.submit(messages[0])
     return engine.collect(1)[0]

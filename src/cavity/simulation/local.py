@@ -219,10 +219,14 @@ def _resized(state: ClientState, num_units: int | None) -> ClientState:
     if num_units is None:
         return state
     pending = state.pending
-    if pending is not None and isinstance(pending.local, LocalUnits):
-        pending = replace(pending, local=pending.local.resized(num_units))
-    local = state.local.resized(num_units) if isinstance(state.local, LocalUnits) else state.local
-    return replace(state, local=local, pending=pending)
+    if pending is not None:
+        pending = replace(pending, local=_padded(pending.local, num_units))
+    return replace(state, local=_padded(state.local, num_units), pending=pending)
+
+
+def _padded(local: PyTree, num_units: int) -> PyTree:
+    """A local state for so many units, where it has units."""
+    return local.resized(num_units) if isinstance(local, LocalUnits) else local
 
 
 def _reordered(records: PyTree, places: np.ndarray) -> PyTree:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cavity.core import Loss, Model, PredictorDraws, Problem, weighted_sum
+from cavity.core import Loss, Model, Problem, weighted_sum
 from cavity.distributions.gaussian import Gaussian, GaussianDensity
 from cavity.errors import UnsuitableError
 from cavity.solvers.expectations import default_expectation
@@ -60,14 +60,14 @@ class LocalDraws(Estimator):
     num_samples: int = eqx.field(static=True, default=1)
 
     def check(self, model: Model, loss: Loss) -> None:
-        if predictor_draws(model) is None:
+        if model.predictor_draws is None:
             raise UnsuitableError(
                 f"local reparameterisation needs a model that draws its predictors; {type(model).__name__} does not. "
                 "Use ParameterDraws"
             )
 
     def __call__(self, key: PRNGKeyArray, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
-        model = predictor_draws(problem.model)
+        model = problem.model.predictor_draws
         assert model is not None  # `check` has been called
 
         def one(key: PRNGKeyArray) -> Float[Array, " n"]:
@@ -81,9 +81,4 @@ class LocalDraws(Estimator):
 
 def default_estimator(model: Model) -> Estimator:
     """Local reparameterisation where the model can draw its predictors, else draws of theta."""
-    return ParameterDraws() if predictor_draws(model) is None else LocalDraws()
-
-
-def predictor_draws(model: Model) -> PredictorDraws | None:
-    """The model where it can draw its predictors; None where it cannot."""
-    return model if isinstance(model, PredictorDraws) else None
+    return ParameterDraws() if model.predictor_draws is None else LocalDraws()

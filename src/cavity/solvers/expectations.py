@@ -22,7 +22,7 @@ from cavity.core.types import Leaf
 from cavity.distributions.gaussian import Gaussian, GaussianDensity, row_roots
 from cavity.distributions.quadrature import fine_nodes, normal_nodes
 from cavity.errors import UnsuitableError
-from cavity.solvers.requirements import linear_model, require_family, require_linear
+from cavity.solvers.requirements import require_family, require_linear
 
 Derivatives = tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "..."]]
 
@@ -126,11 +126,11 @@ class RowsOrPrior(Expectation):
     fine: bool = eqx.field(static=True, default=False)
 
     def check(self, model: Model, loss: Loss) -> None:
-        if corrected_prior(model) is None:
+        if model.corrected_prior is None:
             raise UnsuitableError(f"{type(model).__name__} has no correction of its prior; use PredictorQuadrature")
 
     def _parts(self, problem: Problem[Gaussian]) -> tuple[CorrectedPrior, Problem[Gaussian], Bool[Array, ""]]:
-        model = corrected_prior(problem.model)
+        model = problem.model.corrected_prior
         assert model is not None  # `check` has been called
         batch, is_server = model.seen(problem.data.batch)
         return model, replace(problem, model=model.rows, data=replace(problem.data, batch=batch)), is_server
@@ -177,11 +177,6 @@ def predictor_expectation(model: Model, *, fine: bool = False) -> Expectation | 
     Returns:
         The rule; None for models without a linear predictor.
     """
-    if corrected_prior(model) is not None:
+    if model.corrected_prior is not None:
         return RowsOrPrior(fine)
-    return None if linear_model(model) is None else PredictorQuadrature(fine)
-
-
-def corrected_prior(model: Model) -> CorrectedPrior | None:
-    """The model where its prior is a Gaussian times a correction; None for all others."""
-    return model if isinstance(model, CorrectedPrior) else None
+    return None if model.linear_model is None else PredictorQuadrature(fine)

@@ -33,12 +33,14 @@ def check_fisher(model: Model, loss: Loss) -> None:
 
 def _drawable(model: Model) -> tuple[PredictorModel, OutcomeDraws]:
     """The model and its likelihood, from which outcomes can be drawn."""
-    if isinstance(model, PredictorModel) and isinstance(model.likelihood, OutcomeDraws):
-        return model, model.likelihood
-    raise UnsuitableError(
-        f"the Fisher information needs a model whose likelihood can draw outcomes (`OutcomeDraws`); "
-        f"{type(model).__name__} has none. Use ScaledIdentity or SampleMoments"
-    )
+    predictors = model.predictor_model
+    draws = None if predictors is None else predictors.likelihood.outcome_draws
+    if predictors is None or draws is None:
+        raise UnsuitableError(
+            f"the Fisher information needs a model whose likelihood can draw outcomes (`OutcomeDraws`); "
+            f"{type(model).__name__} has none. Use ScaledIdentity or SampleMoments"
+        )
+    return predictors, draws
 
 
 def diagonal_fisher(key: PRNGKeyArray, problem: Problem, theta: Float[Array, " d"]) -> Float[Array, " d"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from cavity.core import Divergence, LinearModel, Model, PredictorModel, RowModel
+from cavity.core import Divergence, LinearModel, Model
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
 
@@ -40,19 +40,9 @@ def require_multiple_of_kl(divergence: Divergence, solver: str) -> None:
         )
 
 
-def predictor_model(model: Model) -> PredictorModel | None:
-    """The model where its rows depend on theta through predictors; None where they do not."""
-    return model if isinstance(model, PredictorModel) else None
-
-
-def linear_model(model: Model) -> LinearModel | None:
-    """The model where it has linear predictors; None where it has not."""
-    return model if isinstance(model, LinearModel) else None
-
-
 def require_linear(model: Model) -> LinearModel:
     """The model, which must have linear predictors."""
-    linear = linear_model(model)
+    linear = model.linear_model
     if linear is None:
         raise UnsuitableError(
             f"quadrature over the predictor needs a model with a linear predictor; {type(model).__name__} "
@@ -63,7 +53,7 @@ def require_linear(model: Model) -> LinearModel:
 
 def check_batches(model: Model, batch_size: int | None) -> None:
     """Raise UnsuitableError where mini-batches are asked of a likelihood that is not a sum over rows."""
-    if batch_size is not None and not isinstance(model, RowModel):
+    if batch_size is not None and model.row_model is None:
         raise UnsuitableError(
             f"the likelihood of {type(model).__name__} is not a sum over rows (`RowModel`), so that a mini-batch does "
             "not estimate it; use all rows in each step with batch_size=None, or use NaturalGradient"

@@ -49,7 +49,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Divergence, Loss, Model, Solver
-from cavity.core.fields import Count, as_count, as_number
+from cavity.core.fields import Count, as_count, as_number, require_kind
 from cavity.core.shared_model import SharedModel, SharedProblem, SharedSolution
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.hierarchical import Hierarchical
@@ -121,8 +121,8 @@ class SharedDescent(Solver):
             raise CavityError("the optimiser is a function of the step size, such as optax.adam, not what it returns")
 
     def check(self, model: Model, loss: Loss | None = None, divergence: Divergence | None = None) -> None:
-        if not isinstance(model, SharedModel):
-            raise CavityError(f"{type(model).__name__} shares no variational parameters; use PVI(model) for it")
+        message = "a descent in shared variational parameters needs a model that has them (use PVI for others)"
+        require_kind(model, SharedModel, message)
 
     def init(self, problem: SharedProblem[Hierarchical, Observations]) -> DescentState:
         model, posterior, factor = problem.model, problem.posterior.shared, problem.factor.shared

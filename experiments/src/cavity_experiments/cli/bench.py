@@ -1,4 +1,4 @@
-"""`cavity bench`: how fast Cavity is, against what it could be, measured in one run on this machine."""
+"""`cavity bench`: the speed of Cavity relative to reference programs, measured in one run on this machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from cavity_experiments.cli.report import run_and_report
 
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(registry.BENCH)}.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: does it run? No bar can be judged.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Where results go; by default results/NAME.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no threshold is checked.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; results/NAME by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Measure speed, and hold it against its bars.
+    """Measure speed and compare it with thresholds.
 
-    The exit code is 1 where a check fails. Let nothing else run meanwhile.
+    The exit code is 1 if a check fails. Run nothing else at the same time.
 
     Example: `cavity bench core --json`
     """

@@ -14,7 +14,7 @@ def about() -> None:
 
 @data.command("list")
 def list_sets() -> None:
-    """Which data sets are here, where they were looked for, and how to get the rest.
+    """List the data sets that are available, the folders that were searched, and how to get the others.
 
     Example: `CAVITY_DATA=~/data cavity data list`
     """

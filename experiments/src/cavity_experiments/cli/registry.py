@@ -1,4 +1,4 @@
-"""The words of the command line and what they mean: the only place where a string selects an object."""
+"""The names of experiments and benchmarks on the command line, and the functions that they run."""
 
 from __future__ import annotations
 

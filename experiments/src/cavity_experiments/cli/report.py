@@ -21,7 +21,7 @@ MANY_COLUMNS = 6  # in a table with more, headings are stacked
 def run_and_report(
     name: str, experiment: Experiment, *, size: Size, seed: int, directory: Path | None, as_json: bool
 ) -> None:
-    """Run an experiment with progress on stderr, print what it found on stdout, exit with 1 where a check fails."""
+    """Run an experiment with progress on stderr, print its results on stdout, and exit with 1 if a check fails."""
     from rich.console import Console
 
     from cavity_experiments import runner
@@ -84,7 +84,7 @@ def _table(title: str) -> Table:
 
 
 def number(value: Any) -> str:
-    """A cell of a table: four digits, and nothing where nothing was measured."""
+    """A cell of a table: four digits, and empty if nothing was measured."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

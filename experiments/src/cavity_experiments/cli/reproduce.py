@@ -1,4 +1,4 @@
-"""`cavity reproduce`: a table or figure of a paper, with the bars it has to reach."""
+"""`cavity reproduce`: a table or figure of a paper, compared with its thresholds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cavity_experiments.cli.report import run_and_report
 
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(registry.REPRODUCE)}.")],
-    quick: Annotated[bool, typer.Option("--quick", help="About a minute; some checks cannot be judged.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="About a minute; some checks are skipped.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Everything, with several seeds.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Where results go; by default results/NAME.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; results/NAME by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Repeat an experiment of the papers and hold it against its bars.
+    """Repeat an experiment of the papers and compare it with its thresholds.
 
-    The exit code is 1 where a check fails. The data sets are read from the folder that the environment variable
-    CAVITY_DATA names, and downloaded from OpenML where it is not set.
+    The exit code is 1 if a check fails. The data sets are read from the folder that the environment variable
+    CAVITY_DATA names, and downloaded from OpenML if it is not set.
 
     Example: `cavity reproduce pvi-adult --quick`
     """

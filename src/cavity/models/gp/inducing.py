@@ -24,7 +24,6 @@ from cavity.core.fields import Number
 from cavity.core.types import Leaf
 from cavity.distributions.pseudo import Kernel, Observations, PseudoObservations
 from cavity.distributions.quadrature import normal_nodes
-from cavity.losses.nll import NegativeLogLikelihood
 
 NATURAL_RATE = 0.3  # of natural gradient steps where the likelihood is not Gaussian
 
@@ -134,9 +133,9 @@ def expected_log_prob(
     likelihood: Likelihood, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Leaf
 ) -> Float[Array, " n"]:
     """E[log p(y | f)] for f ~ N(mean, variance) in each row: in closed form, or by Gauss-Hermite quadrature."""
-    known = NegativeLogLikelihood().expected(likelihood, mean[:, None], variance[:, None, None], y)
-    if known is not None:
-        return -known
+    closed = likelihood.expected_power
+    if closed is not None:
+        return closed.expected_log_prob(mean[:, None], variance[:, None, None], y)
     nodes, weights = normal_nodes(1)
     f = mean[:, None] + jnp.sqrt(variance)[:, None] * nodes[:, 0].astype(mean.dtype)
     return likelihood.log_prob(f[..., None], y[:, None]) @ weights.astype(mean.dtype)

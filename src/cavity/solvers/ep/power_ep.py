@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cavity.core import Divergence, Loss, Model, Problem, RowModel, Solution, Solver
+from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import as_count, as_number, require
 from cavity.distributions.full import FullGaussian, as_full
 from cavity.distributions.gaussian import Gaussian, row_roots
@@ -42,7 +42,7 @@ from cavity.solvers.ep.row_moments import refit
 from cavity.solvers.ep.row_views import RowFactors, RowView, row_view
 from cavity.solvers.fixed_point import NEWTON_LIMIT, default_tolerance
 from cavity.solvers.natural_gradient import near_optimum
-from cavity.solvers.requirements import linear_model, require_family, require_multiple_of_kl
+from cavity.solvers.requirements import require_family, require_multiple_of_kl
 
 THETA_LIMIT = 20  # maximum number of parameters of a model without linear predictors
 RECOVERY = 1.25  # the factor by which rho grows after a sweep that moved less than the one before it
@@ -111,12 +111,12 @@ class PowerEP(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         prior = require_family(model, "power EP", Gaussian)
         require_multiple_of_kl(divergence, "power EP")
-        if not isinstance(model, RowModel):
+        if model.row_model is None:
             raise UnsuitableError(
                 f"power EP has a factor for every row, but the likelihood of {type(model).__name__} is not a sum over "
                 "rows (`RowModel`); use NaturalGradient, Laplace or AlphaDivergence"
             )
-        is_linear = linear_model(model) is not None
+        is_linear = model.linear_model is not None
         limit = NEWTON_LIMIT if is_linear else THETA_LIMIT
         if prior.dimension > limit:
             what = "with linear predictors" if is_linear else "without linear predictors"

@@ -18,7 +18,6 @@ from cavity.core import LinearModel, Problem
 from cavity.core.fields import Number
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
-from cavity.solvers.requirements import linear_model
 
 
 class RowFactors(eqx.Module):
@@ -156,5 +155,5 @@ class ThetaView(RowView):
 
 def row_view(problem: Problem[Gaussian]) -> RowView:
     """Through the predictors where the model has linear ones, else in theta."""
-    linear = linear_model(problem.model)
+    linear = problem.model.linear_model
     return ThetaView(problem) if linear is None else PredictorView(problem, linear)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from cavity.core import Data, Divergence, Loss, Model, Problem, Solution, Solver
-from cavity.core.fields import Count, as_number, require
+from cavity.core.fields import Count, as_number, require, require_kind
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError
 from cavity.solvers.requirements import check_batches, require_family, require_multiple_of_kl
@@ -74,8 +74,7 @@ class SGMCMC(Solver):
 
     def __check_init__(self) -> None:
         for part, kind, example in ((self.chain, Chain, "SGDIterates(0.01)"), (self.spread, Spread, "SampleMoments()")):
-            if not isinstance(part, kind):
-                raise CavityError(f"a chain comes first and a spread second, such as {example}, not {part!r}")
+            require_kind(part, kind, f"a chain comes first and a spread second, such as {example}")
         if not 0 <= self.burn_in < self.num_epochs:
             raise CavityError(
                 f"burn_in must leave at least one of the {self.num_epochs} epochs for a sample; it is {self.burn_in}"
