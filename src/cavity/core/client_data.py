@@ -130,12 +130,8 @@ def _check_agreement(prepared: Mapping[str, Data]) -> None:
                 )
 
 
-def unit_labels(
-    model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource | None
-) -> dict[str, tuple[Hashable, ...]]:
+def unit_labels(model: Model | LatentModel, clients: Mapping[str, PyTree]) -> dict[str, tuple[Hashable, ...]]:
     """The names of each client's units, for models with local latents; empty for all others."""
-    if not isinstance(clients, Mapping):
-        return {}
     raw = {name: _unweighted(value)[0] for name, value in clients.items()}
     labels = {name: model.unit_labels(value) for name, value in raw.items()}
     return {name: tuple(found) for name, found in labels.items() if found is not None}

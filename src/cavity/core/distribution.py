@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core.fields import Number
 
+CONCENTRATION = 1e16  # this power of a Gaussian has the same mean and practically no variance
 _A = TypeVar("_A", bound="Density")
 _D = TypeVar("_D", bound="Distribution")
 
@@ -33,6 +34,10 @@ class Density(eqx.Module):
     @abc.abstractmethod
     def is_proper(self) -> Bool[Array, ""]:
         """Whether the density can be normalised."""
+
+    def concentrated(self: _A) -> _A:
+        """A proper density concentrated at its mean, or at its mode: practically without variance."""
+        return self**CONCENTRATION
 
 
 class Distribution(Density):

@@ -135,6 +135,11 @@ class Model(eqx.Module):
         return None
 
     @property
+    def predictive_model(self) -> PredictiveModel | None:
+        """The model where it predicts new rows; None where it does not."""
+        return None
+
+    @property
     def log_outcome_scale(self) -> Number | None:
         """Log s where the model computes with outcomes / s; None where it has no units of its own."""
         return None
@@ -232,6 +237,10 @@ class PredictiveModel(Model):
     @abc.abstractmethod
     def predict(self, posterior: Distribution, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None) -> Any:
         """A `Prediction` of the outcomes at `x`: by Monte Carlo with `num_draws`, in closed form where it is None."""
+
+    @property
+    def predictive_model(self) -> PredictiveModel:
+        return self
 
 
 class Encoding(eqx.Module):

@@ -77,6 +77,7 @@ class Solver(eqx.Module):
 
     unrolled: ClassVar[int | None] = None  # a fixed number of steps, so small that no loop is compiled
     has_long_steps: ClassVar[bool] = False  # whether a step is so long that the cost of dispatching it is negligible
+    reports_exactly: ClassVar[bool] = False  # whether `expected_loss` has no Monte Carlo noise
     starts_anywhere: ClassVar[bool] = False  # whether `start` may be improper, as under a flat prior
 
     @abc.abstractmethod

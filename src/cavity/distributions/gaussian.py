@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Distribution
 from cavity.core.types import Leaf
@@ -138,6 +138,11 @@ class Gaussian(ExponentialFamily, GaussianDensity):
     def transform(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "*shape d"]:
         dtype = jnp.result_type(float)
         return self.reparameterise(jax.random.normal(key, (*shape, self.dimension), dtype))
+
+
+def gaussian_or_none(q: PyTree) -> Gaussian | None:
+    """The distribution, where it is a Gaussian in natural parameters; None for other families and other records."""
+    return q if isinstance(q, Gaussian) else None
 
 
 def rest_without(precision: Leaf, factor: Leaf, least: Leaf) -> tuple[Array, Array]:

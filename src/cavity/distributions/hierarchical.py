@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import jax
@@ -61,6 +62,10 @@ class Hierarchical(Density):
     def __pow__(self, exponent: Number) -> Hierarchical:
         conditional = None if self.conditional is None else self.conditional**exponent
         return Hierarchical(self.shared**exponent, conditional, None if self.pull is None else self.pull**exponent)
+
+    def concentrated(self) -> Hierarchical:
+        """What all factors share is at its mean; the conditional part keeps its variance."""
+        return replace(self, shared=self.shared.concentrated())
 
     def towards(self, other: Hierarchical, share: Number) -> Hierarchical:
         """The factor that lies this share of the way to another one, so that a fixed point stays one."""

@@ -29,6 +29,9 @@ class PointMass(Distribution):
     def __pow__(self, exponent: Number) -> PointMass:
         return PointMass(exponent * self.location)
 
+    def concentrated(self) -> PointMass:
+        return self
+
     @classmethod
     def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, ...] | None = None) -> PointMass:
         """The point at the mean; a variance is ignored."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, PyTree
 from cavity import ledger
 from cavity.core import Algorithm, Data, Distribution
 from cavity.distributions.full import FullGaussian
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import Gaussian, gaussian_or_none
 from cavity.evaluation import proposals, psis
 from cavity.evaluation.verdict import MANY_PARAMETERS, Verdict, not_assessed, verdict_from_weights
 
@@ -69,7 +69,7 @@ class GaussianApproximation(Approximation):
 
     @property
     def remedy(self) -> str:
-        if isinstance(self.fitted, FullGaussian):
+        if self.fitted.has_correlations:
             return BETTER_SCALE
         return "give the model family=FullGaussian, which has correlations"
 
@@ -138,7 +138,8 @@ def approximation(posterior: PyTree, units: Callable[[Gaussian], Gaussian] = lam
     q = psis.drawable(posterior)
     with jax.enable_x64(True):
         q = jax.tree.map(jnp.asarray, ledger.to_host(q))
-    return GaussianApproximation(q, units) if isinstance(q, Gaussian) else OtherApproximation(q)
+    gaussian = gaussian_or_none(q)
+    return OtherApproximation(q) if gaussian is None else GaussianApproximation(gaussian, units)
 
 
 def assess(

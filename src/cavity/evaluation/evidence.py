@@ -34,16 +34,14 @@ from cavity import ledger
 from cavity.algorithms.factors import FactorAlgorithm
 from cavity.core import (
     Algorithm,
-    CorrectedPrior,
     Data,
     Distribution,
     Engine,
-    LinearModel,
     Model,
     Problem,
 )
 from cavity.core.messages import ServerState
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import gaussian_or_none
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics, psis
@@ -52,7 +50,7 @@ from cavity.fit.fit import Fit
 from cavity.ledger import is_proper
 from cavity.simulation.drive import numbers_as_leaves
 from cavity.simulation.stacks import buckets, device_mesh
-from cavity.solvers.expectations import Expectation, PredictorQuadrature, RowsOrPrior
+from cavity.solvers.expectations import Expectation, predictor_expectation
 
 ATTEMPTS = 3  # at a closing exchange, in which messages may be lost
 MOST_PARAMETERS = 1000  # of a model without a linear predictor, which needs twice as many nodes
@@ -172,25 +170,24 @@ def bound(
 
 def _expected_log_likelihood(algorithm: FactorAlgorithm, q: PyTree, clients: Mapping[str, Data]) -> float:
     model = algorithm.model
-    if _rule(model) is not None or not isinstance(q, Gaussian):
+    gaussian = gaussian_or_none(q)
+    if _rule(model) is not None or gaussian is None:
         traced = numbers_as_leaves(algorithm)
         each = [np.asarray(_expected_each(traced, q, bucket.data)) for bucket in buckets(clients, device_mesh())]
         return float(sum(sums.sum() for sums in each))
-    if q.dimension > MOST_PARAMETERS:
+    if gaussian.dimension > MOST_PARAMETERS:
         raise CavityError(
-            f"{type(model).__name__} has {q.dimension:,} parameters and no linear predictor, so its expected log "
-            "likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
+            f"{type(model).__name__} has {gaussian.dimension:,} parameters and no linear predictor, so its expected "
+            "log likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
         )
-    nodes, weights = normal_nodes(q.dimension)
-    theta = q.mean + jnp.asarray(nodes) @ jnp.linalg.cholesky(q.covariance).T
+    nodes, weights = normal_nodes(gaussian.dimension)
+    theta = gaussian.mean + jnp.asarray(nodes) @ jnp.linalg.cholesky(gaussian.covariance).T
     return float(sum(weights @ sent for sent in psis.log_likelihoods(algorithm, theta, clients).values()))
 
 
 def _rule(model: Model) -> Expectation | None:
     """The expectation over a linear predictor; None for models without one."""
-    if isinstance(model, CorrectedPrior):
-        return RowsOrPrior(fine=True)
-    return PredictorQuadrature(fine=True) if isinstance(model, LinearModel) else None
+    return predictor_expectation(model, fine=True)
 
 
 @eqx.filter_jit
@@ -227,11 +224,8 @@ def closing_exchange(
     Returns:
         The server's state, and the bound; NaN unless all clients answer.
     """
-    from cavity.solvers import LBFGS, Conjugate, FixedPoint, MomentMatching, NaturalGradient, PowerEP
-
-    without_noise = (Conjugate, MomentMatching, FixedPoint, NaturalGradient, LBFGS, PowerEP)
     server = ledger.abandon(server, server.clients.waiting)
-    if not isinstance(algorithm.client.solver, without_noise):
+    if not algorithm.client.solver.reports_exactly:
         return server, math.nan
     local: dict[str, float] = {}
     for _ in range(ATTEMPTS):

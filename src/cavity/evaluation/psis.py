@@ -91,11 +91,17 @@ def drawable(posterior: PyTree) -> Distribution:
     Raises:
         UnsuitableError: if it gives none.
     """
-    if not isinstance(posterior, Distribution):
+    distribution = distribution_or_none(posterior)
+    if distribution is None:
         raise UnsuitableError(
             f"importance weights need draws of theta, which a {type(posterior).__name__} does not give"
         )
-    return posterior
+    return distribution
+
+
+def distribution_or_none(posterior: PyTree) -> Distribution | None:
+    """The posterior, where it is a distribution of theta; None where it is another record, such as of a function."""
+    return posterior if isinstance(posterior, Distribution) else None
 
 
 def weights_of(fit: Fit, num_draws: int, seed: int) -> ImportanceWeights:

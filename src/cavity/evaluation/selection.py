@@ -26,12 +26,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from cavity.core import (
     Algorithm,
     Data,
-    LinearModel,
     Loss,
     Model,
-    PredictiveModel,
-    PredictorDraws,
-    PredictorModel,
     Problem,
     Schedule,
 )
@@ -170,7 +166,8 @@ def default_score(model: Model) -> Score:
     Returns:
         The Brier score for classes, the expected quadratic score for other outcomes.
     """
-    if isinstance(model, PredictorModel) and isinstance(model, PredictiveModel) and model.likelihood.has_classes:
+    predictors = model.predictor_model
+    if predictors is not None and predictors.likelihood.has_classes and model.predictive_model is not None:
         return brier
     quadratic = Beta(1.0)
     quadratic.check(model)
@@ -189,7 +186,7 @@ def brier(model: Model, posterior: PyTree, rows: Data) -> Float[Array, " n"]:
         One number per row.
     """
     x, y = rows.batch
-    draws = None if isinstance(model, LinearModel) else NUM_SAMPLES
+    draws = NUM_SAMPLES if model.linear_model is None else None
     predicted = predict(model, posterior, x, draws, seed=0, point=False).mean
     if predicted.ndim == 1:
         return (predicted - y) ** 2
@@ -264,9 +261,9 @@ def _standard_error(data: Mapping[str, Data], ours: Losses, theirs: Losses) -> f
 
 
 def _estimator(model: Model) -> Estimator:
-    if isinstance(model, LinearModel):
+    if model.linear_model is not None:
         return Exact()
-    return LocalDraws(NUM_SAMPLES) if isinstance(model, PredictorDraws) else ParameterDraws(NUM_SAMPLES)
+    return ParameterDraws(NUM_SAMPLES) if model.predictor_draws is None else LocalDraws(NUM_SAMPLES)
 
 
 @eqx.filter_jit

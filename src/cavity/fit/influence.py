@@ -5,11 +5,11 @@ from __future__ import annotations
 from jaxtyping import PyTree
 
 from cavity import ledger
-from cavity.core import Distribution
 from cavity.core.client_data import prepare_client
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics
 from cavity.evaluation.diagnostics import Influence
+from cavity.evaluation.psis import distribution_or_none
 from cavity.fit import method
 from cavity.fit.fit import Fit
 from cavity.fit.presentation import presentation_of
@@ -68,5 +68,5 @@ def row_influence(fit: Fit, client: str, rows: PyTree, seed: int) -> list[Influe
 
 
 def _check_parameters(fit: Fit) -> None:
-    if not isinstance(fit.posterior, Distribution):
+    if distribution_or_none(fit.posterior) is None:
         raise CavityError("the influence on a function is not one number; compare predictions with and without")

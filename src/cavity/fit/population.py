@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxtyping import PyTree
+
 from cavity.core import Algorithm, ClientSource, Data, Engine, LatentModel, Model
-from cavity.core.client_data import Prepared
+from cavity.core.client_data import Prepared, prepare_clients, unit_labels
 from cavity.core.messages import ClientState, ServerState
 from cavity.errors import CavityError
 from cavity.simulation.local import LocalEngine
@@ -165,6 +167,23 @@ class Streamed(Population):
         chunk: int | None = None,
     ) -> Engine:
         return StreamingEngine(algorithm, self.source, seed=server.seed, chunk=chunk)
+
+
+def prepared(
+    model: Model | LatentModel, clients: Mapping[str, PyTree] | ClientSource
+) -> tuple[Mapping[str, Data] | ClientSource, dict[str, tuple[Hashable, ...]]]:
+    """What a fit keeps of the clients that a user gives.
+
+    Args:
+        model: the model, by which the rows are checked.
+        clients: data by name, or a source, whose rows are checked when they are loaded.
+
+    Returns:
+        The prepared rows by name, or the source; and the names of each client's units, for models with local latents.
+    """
+    if isinstance(clients, ClientSource):
+        return clients, {}
+    return prepare_clients(model, clients), unit_labels(model, clients)
 
 
 def population_of(model: Model | LatentModel, clients: Mapping[str, Data] | ClientSource) -> Population:

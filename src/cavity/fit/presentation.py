@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from functools import singledispatch
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from jaxtyping import Array, PyTree
 from cavity import ledger
 from cavity.algorithms.bound import Globals
 from cavity.core import Distribution, LatentModel, Model
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import Gaussian, gaussian_or_none
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics
 from cavity.fit import local_posterior, method, prediction
@@ -208,10 +209,6 @@ class LatentPresentation(Presentation):
         return self.posterior.q.gaussian
 
     @property
-    def unconstrained(self) -> NumpyroModel | None:
-        return self.model if isinstance(self.model, NumpyroModel) else None
-
-    @property
     def units(self) -> str:
         return UNCONSTRAINED
 
@@ -243,6 +240,21 @@ class LatentPresentation(Presentation):
         return local_posterior.predict_rows(self.model, self.posterior, z, x, seed)
 
 
+@dataclass(frozen=True)
+class NumpyroPresentation(LatentPresentation):
+    """The same for a NumPyro model, whose latents are computed on an unconstrained scale.
+
+    Attributes:
+        model: the model.
+    """
+
+    model: NumpyroModel
+
+    @property
+    def unconstrained(self) -> NumpyroModel:
+        return self.model
+
+
 def _summary_of(draws: dict[str, Array], level: float, remarks: tuple[str, ...]) -> Summary:
     with jax.enable_x64(True):
         flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
@@ -262,17 +274,35 @@ def presentation_of(fit: Fit) -> Presentation:
     Returns:
         The presentation that belongs to its model and its posterior.
     """
-    model, posterior = fit.algorithm.model, fit.posterior
-    if isinstance(model, LatentModel):
-        return LatentPresentation(model, posterior)
-    is_gaussian, is_constrained = isinstance(posterior, Gaussian), isinstance(model, GlobalsOnly)
-    kind = {
-        (False, False): FamilyPresentation,
-        (True, False): GaussianPresentation,
-        (False, True): ConstrainedFamily,
-        (True, True): ConstrainedGaussian,
-    }[is_gaussian, is_constrained]
-    return kind(model, posterior, fit.server.prior, bool(method.server_entries(fit.server)))
+    return _presentation(fit.algorithm.model, fit)
+
+
+@singledispatch
+def _presentation(model: Model | LatentModel, fit: Fit) -> Presentation:
+    """The presentation for a kind of model; the types below have their own."""
+    return _of_family(fit, FamilyPresentation, GaussianPresentation)
+
+
+@_presentation.register(GlobalsOnly)
+def _(model: GlobalsOnly, fit: Fit) -> Presentation:
+    return _of_family(fit, ConstrainedFamily, ConstrainedGaussian)
+
+
+@_presentation.register(LatentModel)
+def _(model: LatentModel, fit: Fit) -> Presentation:
+    return LatentPresentation(model, fit.posterior)
+
+
+@_presentation.register(NumpyroModel)
+def _(model: NumpyroModel, fit: Fit) -> Presentation:
+    return NumpyroPresentation(model, fit.posterior)
+
+
+def _of_family(
+    fit: Fit, otherwise: type[FamilyPresentation], if_gaussian: type[GaussianPresentation]
+) -> FamilyPresentation:
+    kind = otherwise if gaussian_or_none(fit.posterior) is None else if_gaussian
+    return kind(fit.algorithm.model, fit.posterior, fit.server.prior, bool(method.server_entries(fit.server)))
 
 
 def remarks_on(fit: Fit) -> tuple[str, ...]:

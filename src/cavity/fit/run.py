@@ -10,13 +10,12 @@ from jaxtyping import PyTree
 
 from cavity import training
 from cavity.core import Algorithm, ClientSource, Schedule
-from cavity.core.client_data import prepare_clients, unit_labels
 from cavity.core.progress import Watcher
 from cavity.errors import CavityError
 from cavity.fit import arguments, files, initialisation, method
 from cavity.fit.execution import Metrics, Options, continue_run
 from cavity.fit.fit import Fit
-from cavity.fit.population import population_of
+from cavity.fit.population import population_of, prepared
 from cavity.schedules import Synchronous
 from cavity.training import Observer, Stopping
 
@@ -119,13 +118,12 @@ def prepare(
     arguments.check_clients(clients)
     arguments.check_schedule(schedule)
     arguments.check_numbers(seed=seed)
-    data = clients if isinstance(clients, ClientSource) else prepare_clients(algorithm.model, clients)
+    data, labels = prepared(algorithm.model, clients)
     population = population_of(algorithm.model, data)
     population.check(held_by_clients=held_by_clients, visit_seconds=visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
     algorithm, initial_rounds = initialisation.initialised(algorithm, population.data, seed)
     server = training.open_federation(algorithm, schedule, population.names, seed, held_by_clients=held_by_clients)
-    labels = unit_labels(algorithm.model, clients)
     return Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, initial_rounds=initial_rounds)
 
 
@@ -209,10 +207,10 @@ def load(
         CheckpointError: where the file cannot be read, or holds no fit.
     """
     parts, history = files.read(Path(path), algorithm, schedule)
-    model, data = parts["algorithm"].model, clients
+    data, labels = None, {}
     if clients is not None:
         arguments.check_clients(clients)
-        data = clients if isinstance(clients, ClientSource) else prepare_clients(model, clients)
+        data, labels = prepared(parts["algorithm"].model, clients)
     return Fit(
         parts["algorithm"],
         parts["server"],
@@ -221,6 +219,6 @@ def load(
         parts["schedule"],
         data,
         parts["clients"],
-        unit_labels(model, clients),
+        labels,
         closing=parts.get("closing"),
     )

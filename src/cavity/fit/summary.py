@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from cavity.core import Distribution
 from cavity.core.intervals import DEFAULT_LEVEL, check_level, half_width, tails
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import gaussian_or_none
 from cavity.errors import ImproperError, printable
 from cavity.evaluation import diagnostics
 from cavity.ledger import is_proper
@@ -196,7 +196,7 @@ def _summary(names: tuple[str, ...], columns: Sequence[np.ndarray], level: float
 
 
 def _interval(posterior: Distribution, mean: np.ndarray, sd: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(posterior, Gaussian):
+    if gaussian_or_none(posterior) is not None:
         half = half_width(level) * sd
         return mean - half, mean + half
     with jax.enable_x64(True):

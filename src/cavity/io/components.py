@@ -132,7 +132,7 @@ def _check_of(hint: object, exact: bool) -> Check:
     if origin is dict:
         of_values = _check_of(inner[1], exact)
         return lambda value: isinstance(value, dict) and all(map(of_values, value.values()))
-    return _check_of_class(hint, exact) if isinstance(hint, type) else _anything
+    return _check_of_class(hint, exact) if inspect.isclass(hint) else _anything
 
 
 def _check_of_tuple(inner: tuple[object, ...], exact: bool) -> Check:
@@ -140,7 +140,7 @@ def _check_of_tuple(inner: tuple[object, ...], exact: bool) -> Check:
     repeated = inner[-1:] == (Ellipsis,)
 
     def check(value: object) -> bool:
-        if not isinstance(value, tuple) or type(value) is not tuple:
+        if type(value) is not tuple:
             return False
         each = checks * len(value) if repeated else checks
         return len(value) == len(each) and all(test(item) for test, item in zip(each, value, strict=True))
@@ -151,15 +151,13 @@ def _check_of_tuple(inner: tuple[object, ...], exact: bool) -> Check:
 def _check_of_class(cls: type, exact: bool) -> Check:
     if cls is type(None):
         return lambda value: value is None
-    if cls is str:
-        return lambda value: isinstance(value, str)
     if cls in _NUMBERS:
         plain = _NUMBERS[cls]
         return plain if exact else lambda value: plain(value) or _is_numbers(value)
     if issubclass(cls, enum.Enum):
         values = [member.value for member in cls]
         return lambda value: type(value) in (str, int) and value in values
-    if issubclass(cls, (eqx.Module, Record)):
+    if cls is str or issubclass(cls, (eqx.Module, Record)):
         return lambda value: isinstance(value, cls)
     if issubclass(cls, (np.ndarray, jax.Array, jaxtyping.AbstractArray)):
         return lambda value: value is None or type(value) is bool or _is_float(value) or _is_numbers(value)

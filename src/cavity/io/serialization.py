@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import io
 import json
 import sys
@@ -165,7 +166,7 @@ def types_beside(tree: PyTree) -> set[type]:
     """The classes in a tree and all components in their modules: what a part and its state may hold."""
     found = types_in(tree)
     for module in {cls.__module__ for cls in found}:
-        classes = [cls for cls in vars(sys.modules[module]).values() if isinstance(cls, type)]
+        classes = [cls for cls in vars(sys.modules[module]).values() if inspect.isclass(cls)]
         found |= {cls for cls in classes if type_table.is_component(cls)}
     return found
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 import sys
 import tomllib
@@ -250,7 +251,7 @@ def _loaded(path: str) -> type | None:
     """The class at a path, if its module is loaded and has it."""
     module, _, name = path.partition(":")
     cls = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    return cls if isinstance(cls, type) and is_component(cls) else None
+    return cls if inspect.isclass(cls) and is_component(cls) else None
 
 
 def _path_of(cls: type) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
-from cavity.core import ClosedFormMean, ExpectedPower, Noisy, OutcomeDraws, PowerIntegral
+from cavity.core import ClosedFormMean, ExpectedPower, Likelihood, Noisy, OutcomeDraws, PowerIntegral
 from cavity.core.fields import Number
 from cavity.core.likelihood import Outcomes
 from cavity.core.types import Leaf
@@ -68,6 +68,11 @@ class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws, 
 
     def check(self, y: np.ndarray) -> str | None:
         return None
+
+
+def known_noise(likelihood: Likelihood) -> GaussianNoise | None:
+    """The likelihood where it is Gaussian with known noise; None for all others."""
+    return likelihood if isinstance(likelihood, GaussianNoise) else None
 
 
 class GaussianUnknownNoise(ClosedFormMean, PowerIntegral, OutcomeDraws):

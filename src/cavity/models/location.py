@@ -55,7 +55,7 @@ class NormalLocation(LinearModel, GaussianRows[FullGaussian], PredictiveModel):
 
     @property
     def conjugate(self) -> GaussianRows | None:
-        return self if isinstance(self.prior, FullGaussian) else None
+        return self if self.prior.has_correlations else None
 
     def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
         """The factor is the weighted sum of rows and their total weight, times S^-1."""

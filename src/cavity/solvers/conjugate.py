@@ -28,6 +28,7 @@ class Conjugate(Solver):
     """Exact in one step, for conjugate models with multiples of the negative log likelihood and of KL."""
 
     unrolled: ClassVar[int | None] = 0
+    reports_exactly: ClassVar[bool] = True
     starts_anywhere: ClassVar[bool] = True
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:

@@ -163,6 +163,20 @@ class RowsOrPrior(Expectation):
 
 def default_expectation(model: Model) -> Expectation:
     """Over the predictor where the model has a linear one, else over theta."""
+    over_predictor = predictor_expectation(model)
+    return ThetaNodes() if over_predictor is None else over_predictor
+
+
+def predictor_expectation(model: Model, *, fine: bool = False) -> Expectation | None:
+    """The expectation over a linear predictor.
+
+    Args:
+        model: the model.
+        fine: as in `PredictorQuadrature`.
+
+    Returns:
+        The rule; None for models without a linear predictor.
+    """
     if model.corrected_prior is not None:
-        return RowsOrPrior()
-    return ThetaNodes() if model.linear_model is None else PredictorQuadrature()
+        return RowsOrPrior(fine)
+    return None if model.linear_model is None else PredictorQuadrature(fine)

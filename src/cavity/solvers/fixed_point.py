@@ -13,7 +13,7 @@ the full expected Hessian, which has the same fixed points.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -92,6 +92,8 @@ class FixedPoint(Solver):
         newton: take the mean's step with the full Hessian in families smaller than the full Gaussian.
         expectation: how expectations are computed; None chooses one for the model.
     """
+
+    reports_exactly: ClassVar[bool] = True
 
     step_size: Float[Array, ""] = eqx.field(converter=as_number, default=1.0)
     max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -57,6 +58,8 @@ class LBFGS(Solver):
         memory: the number of past gradients that are kept.
         coordinates: the parameters that are optimised.
     """
+
+    reports_exactly: ClassVar[bool] = True
 
     tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
     max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=200)

@@ -8,6 +8,8 @@ Here rho is 1 as long as the local free energy increases, and is halved when it 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -60,6 +62,8 @@ class NaturalGradient(Solver):
         newton: take the mean's step with the full Hessian in families smaller than the full Gaussian.
         expectation: how expectations are computed; None chooses one for the model.
     """
+
+    reports_exactly: ClassVar[bool] = True
 
     tolerance: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
     max_steps: Int[Array, ""] = eqx.field(converter=as_count, default=100)

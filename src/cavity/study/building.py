@@ -21,7 +21,6 @@ from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
 from cavity.core import Algorithm, LatentModel, Schedule
 from cavity.errors import DataError, StudyError
 from cavity.study import registry
-from cavity.study.columns import FixedScaling
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import refuse
 from cavity.study.models import study_model
@@ -77,9 +76,9 @@ def study_scaling(
     if (outcome := study.scaled_outcome) is not None:
         rules[outcome] = study.outcome_rule
     scaled = {
-        name: ScaledColumn(name, rule.centre, rule.scale)
+        name: ScaledColumn(name, fixed.centre, fixed.scale)
         for name, rule in rules.items()
-        if isinstance(rule, FixedScaling)
+        if (fixed := rule.fixed) is not None
     }
     if study.federated_columns:
         found = scaling_from(totals, study.agreed_centres, allow_constant=allow_constant)

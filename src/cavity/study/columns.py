@@ -39,6 +39,11 @@ class ScalingRule(enum.StrEnum):
     NONE = "none"
     FEDERATED = "federated"
 
+    @property
+    def fixed(self) -> FixedScaling | None:
+        """The centre and scale that the study gives: none."""
+        return None
+
 
 @dataclass(frozen=True)
 class FixedScaling(Record):
@@ -46,6 +51,11 @@ class FixedScaling(Record):
 
     centre: float
     scale: float
+
+    @property
+    def fixed(self) -> FixedScaling:
+        """The centre and scale that the study gives: these."""
+        return self
 
 
 class Unreadable(Exception):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from cavity.core import LatentModel
 from cavity.core.messages import Report
+from cavity.fit import method
 from cavity.io import serialization
 from cavity.study.building import study_algorithm
 from cavity.study.scaling import Scaling
@@ -52,7 +52,7 @@ def disclosures(study: Study) -> list[Disclosure]:
         f"{jax.tree_util.keystr(path).lstrip('.')} {list(np.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_flatten_with_path(algorithm.prior)[0]
     ]
-    what = "the change of the globals" if isinstance(algorithm.model, LatentModel) else "the change of its factor"
+    what = "the change of its factor" if method.structured_or_none(algorithm) is None else "the change of the globals"
     sent = (algorithm.prior, report)
     sizes = [np.size(leaf) for leaf in jax.tree.leaves(algorithm.prior)]
     text = f"{what}, {len(arrays)} arrays ({' + '.join(map(str, sizes))} numbers): {', '.join(arrays)}; and 4 numbers "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import types
 from collections.abc import Callable, Mapping
 from typing import get_type_hints
 
@@ -113,7 +112,7 @@ def _model_maker(maker: object) -> Callable[..., object] | None:
     promised: object = maker
     if not inspect.isclass(maker):
         function = inspect.unwrap(maker)  # it may be cached
-        if not isinstance(function, types.FunctionType):
+        if not inspect.isfunction(function):
             return None
         try:
             promised = get_type_hints(function).get("return")

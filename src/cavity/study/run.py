@@ -14,7 +14,7 @@ import numpy as np
 
 from cavity.core.client_data import prepare_client
 from cavity.core.intervals import DEFAULT_LEVEL
-from cavity.distributions.gaussian import Gaussian
+from cavity.distributions.gaussian import gaussian_or_none
 from cavity.errors import DataError, StudyError
 from cavity.fit import run as fitting
 from cavity.fit.fit import Fit
@@ -152,7 +152,7 @@ def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = DE
 
 def posterior_file(fit: Fit) -> bytes:
     """The bytes of `posterior.npz`."""
-    if not isinstance(fit.posterior, Gaussian):
+    if gaussian_or_none(fit.posterior) is None:
         return serialization.to_bytes(fit.reported)
     found, buffer = fit.coefficients, io.BytesIO()
     np.savez(buffer, names=np.array(found.names), mean=found.mean, covariance=found.covariance)

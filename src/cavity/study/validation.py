@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 
 from cavity.errors import StudyError
-from cavity.study.columns import Column, FixedScaling, Missing, ScalingRule
+from cavity.study.columns import Column, Missing, ScalingRule
 from cavity.study.families.family import Family
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.schema import Study
@@ -78,8 +78,8 @@ def _prior(study: Study) -> Iterator[tuple[Path, str]]:
     except StudyError as error:
         yield ("model", "formula"), str(error)
         return
-    rule = study.outcome_rule
-    if isinstance(rule, FixedScaling) and rule.centre != 0.0 and not study.design.intercept:
+    fixed = study.outcome_rule.fixed
+    if fixed is not None and fixed.centre != 0.0 and not study.design.intercept:
         message = "without an intercept the outcome cannot be centred: give centre = 0"
         yield ("columns", study.used_columns[0].name, "scaling"), message
     for name, _ in () if study.prior is None else study.prior.scales:

@@ -29,7 +29,7 @@ from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pa
 from cavity.core.fields import Number, require
 from cavity.core.types import Leaf
 from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
-from cavity.distributions.gaussian import Gaussian, GaussianDensity, row_roots, split
+from cavity.distributions.gaussian import Gaussian, GaussianDensity, gaussian_or_none, row_roots, split
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import (
     BernoulliLogit,
@@ -39,6 +39,7 @@ from cavity.likelihoods import (
     GaussianUnknownNoise,
     PoissonLog,
 )
+from cavity.likelihoods.gaussian import known_noise
 from cavity.models.prediction import Prediction, predict_from_designs
 
 FULL_COVARIANCE_LIMIT = 1000  # coefficients; above it, d^2 numbers per client cost more than they are worth
@@ -72,7 +73,7 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
 
     def __check_init__(self) -> None:
         expected = len(self.parameter_names)
-        if not isinstance(self.prior, Gaussian):
+        if gaussian_or_none(self.prior) is None:
             raise CavityError(f"the prior of a regression must be a Gaussian, not a {type(self.prior).__name__}")
         if self.prior.dimension != expected:
             raise CavityError(
@@ -111,12 +112,12 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
 
     @property
     def gaussian_rows(self) -> GaussianRows | None:
-        noise = self.likelihood
-        return LinearGaussianRows(self, noise) if isinstance(noise, GaussianNoise) else None
+        noise = known_noise(self.likelihood)
+        return None if noise is None else LinearGaussianRows(self, noise)
 
     @property
     def conjugate(self) -> GaussianRows | None:
-        return self.gaussian_rows if isinstance(self.prior, FullGaussian) else None
+        return self.gaussian_rows if self.prior.has_correlations else None
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):

@@ -20,6 +20,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -28,6 +29,7 @@ from cavity.core.fields import Number
 from cavity.distributions.pseudo import RIDGE, CoupledObservations, Observations, PseudoObservations
 from cavity.errors import CavityError
 from cavity.models.gp.inducing import NATURAL_RATE, Inducing, sites
+from cavity.models.gp.row_proximity import row_proximity
 
 LEAST_PRECISION = 1e-3  # of a pseudo-observation at the start
 TWIN = 1e-10  # the squared distance below which two rows have the same inputs
@@ -67,6 +69,10 @@ class FactorForm(eqx.Module):
     ) -> PyTree:
         """The coordinates after a step of this rate to what is optimal at these inducing inputs; or as they were."""
         return coordinates
+
+    @abc.abstractmethod
+    def remark_on(self, factor: Observations, x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> str | None:
+        """What a client should know about its factor before it is sent, given its rows; None where there is nothing."""
 
 
 class PseudoCoordinates(eqx.Module):
@@ -181,6 +187,9 @@ class Decoupled(FactorForm):
         found = PseudoObservations(coordinates.inputs, (b.T @ shift)[None], (b.T @ precision @ b)[None])
         return _on_the_way(coordinates, found, rate)
 
+    def remark_on(self, factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> str:
+        return str(row_proximity(factor, x, y))
+
 
 class OwnRows(FactorForm):
     """Pseudo-observations at the rows themselves: no loss, and no secret. Everybody sees every client's inputs.
@@ -225,6 +234,9 @@ class OwnRows(FactorForm):
         found = [jnp.where(room, column[places], 0.0)[None] for column in (shift, precision)]
         return _on_the_way(coordinates, PseudoObservations(coordinates.inputs, *found), rate)
 
+    def remark_on(self, factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> str:
+        return str(row_proximity(factor, x, y))
+
 
 class Coupled(FactorForm):
     """N(u; m, S): the same for all inducing inputs."""
@@ -256,6 +268,9 @@ class Coupled(FactorForm):
         back = lambda right: solve_triangular(inducing.root, right, lower=True, trans=1)  # noqa: E731
         found = CoupledObservations(back(shift), back(back(precision).T))
         return _on_the_way(coordinates, found, rate)
+
+    def remark_on(self, factor: CoupledObservations, x: np.ndarray, y: np.ndarray) -> None:
+        return None
 
 
 def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:

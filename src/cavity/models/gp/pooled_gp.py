@@ -20,7 +20,7 @@ from cavity.core import Data, Likelihood
 from cavity.core.fields import Number
 from cavity.distributions.hierarchical import Hierarchical, certain
 from cavity.distributions.pseudo import PseudoObservations
-from cavity.likelihoods import GaussianNoise
+from cavity.likelihoods.gaussian import GaussianNoise, known_noise
 from cavity.models.gp.factor_forms import OwnRows
 from cavity.models.gp.inducing import NATURAL_RATE
 from cavity.models.gp.sparse_gp import SparseGP
@@ -42,7 +42,7 @@ def central_gp(model: SparseGP, x: PyTree, y: PyTree, *, num_steps: int = 300) -
         num_steps: of L-BFGS; of Adam, for other likelihoods than the Gaussian.
     """
     x, y = (jnp.asarray(column) for column in model.rows((x, y)))
-    fit = _by_lbfgs if isinstance(model.likelihood, GaussianNoise) else _by_adam
+    fit = _by_adam if known_noise(model.likelihood) is None else _by_lbfgs
     phi, rows, bound = fit(model, x, y, num_steps)
     return Hierarchical(certain(phi), rows), float(bound)
 
@@ -66,8 +66,9 @@ def collapsed_bound(
 
 
 def _noise(likelihood: Likelihood) -> GaussianNoise:
-    assert isinstance(likelihood, GaussianNoise)  # `central_gp` has asked
-    return likelihood
+    noise = known_noise(likelihood)
+    assert noise is not None  # `central_gp` has asked
+    return noise
 
 
 def _log_prior(model: SparseGP, phi: Float[Array, " d"]) -> Float[Array, ""]:

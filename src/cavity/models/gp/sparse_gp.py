@@ -34,10 +34,10 @@ from cavity.distributions.hierarchical import Hierarchical
 from cavity.distributions.pseudo import Kernel, Observations, PseudoObservations
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import GaussianNoise
+from cavity.likelihoods.gaussian import known_noise
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
 from cavity.models.gp.factor_forms import Decoupled, FactorForm
 from cavity.models.gp.inducing import NATURAL_RATE, Inducing, Values, expected_log_prob
-from cavity.models.gp.row_proximity import row_proximity
 
 JITTER = 1e-6
 
@@ -151,7 +151,7 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
         self, phi: Float[Array, " d"], cavity: Observations, coordinates: PyTree, data: Data, rate: Float[Array, ""]
     ) -> PyTree:
         inducing, likelihood = self.at(phi)
-        if not isinstance(likelihood, GaussianNoise):  # a full first step would overshoot, and a slow one not forget it
+        if known_noise(likelihood) is None:  # a full first step would overshoot, and a slow one not forget it
             rate = jnp.full_like(rate, NATURAL_RATE)
         return self.form.improved(inducing, cavity, coordinates, likelihood, data, rate)
 
@@ -160,10 +160,8 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
         return self.form.needs_all_rows
 
     def remark_on(self, conditional: Observations, data: Data) -> str | None:
-        if not isinstance(conditional, PseudoObservations):
-            return None
         x, y = (np.asarray(column)[: int(data.num_rows)] for column in data.batch)
-        return str(row_proximity(conditional, x, y))
+        return self.form.remark_on(conditional, x, y)
 
     def prepare(self, batch: PyTree) -> tuple[np.ndarray, np.ndarray]:
         x, y = self.rows(batch)

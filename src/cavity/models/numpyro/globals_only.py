@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from functools import singledispatch
 
 import equinox as eqx
 import jax
@@ -128,16 +129,23 @@ class GlobalsOnly(OnGlobals, RowModel, PredictiveModel):
         return prediction_from_draws(outcomes)
 
 
+@singledispatch
 def as_rows(model: Model | LatentModel, family: Family = FullGaussian) -> Model:
     """A model with prior and rows: the same, or one with global latents alone in that form.
 
     Raises:
         CavityError: for local latents, learned parameters, or plates that draw rows, which SFVI is for.
     """
-    if isinstance(model, Model):
-        return model
-    if not isinstance(model, NumpyroModel):
-        raise CavityError(f"this method takes a prior and a likelihood of rows, not {type(model).__name__}; use SFVI")
+    raise CavityError(f"this method takes a prior and a likelihood of rows, not {type(model).__name__}; use SFVI")
+
+
+@as_rows.register(Model)
+def _(model: Model, family: Family = FullGaussian) -> Model:
+    return model
+
+
+@as_rows.register(NumpyroModel)
+def _(model: NumpyroModel, family: Family = FullGaussian) -> Model:
     if sites := ", ".join(latent.name for kind in model.kinds for latent in kind.locals_):
         raise CavityError(f"{sites} stay at their client, and this method has global latents only; use SFVI")
     if model.learned:

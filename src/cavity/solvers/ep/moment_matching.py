@@ -57,6 +57,7 @@ class MomentMatching(Solver):
 
     precision_per_row: Float[Array, ""] | None = eqx.field(converter=as_number, default=None)
     unrolled: ClassVar[int | None] = 0
+    reports_exactly: ClassVar[bool] = True
     starts_anywhere: ClassVar[bool] = True
 
     def __check_init__(self) -> None:

@@ -26,6 +26,7 @@ a solve that ends with one has not converged. A step with an improper product is
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -92,6 +93,8 @@ class PowerEP(Solver):
         >>> ep = cavity.PVI(model, solver=cavity.solvers.PowerEP())
         >>> stochastic = cavity.PVI(model, solver=cavity.solvers.PowerEP(0.5, tied=True))
     """
+
+    reports_exactly: ClassVar[bool] = True
 
     alpha: Float[Array, ""] = eqx.field(converter=as_number, default=1.0)
     tied: bool = eqx.field(static=True, default=False)

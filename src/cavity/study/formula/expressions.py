@@ -54,7 +54,7 @@ def check(text: str, node: Node) -> None:
             for part in (first, *(part for _, part in rest)):
                 check(text, part)
         case Power(base=base, exponent=exponent):
-            if not isinstance(exponent, Number) or float(exponent.text) not in POWERS:
+            if exponent.literal is None or float(exponent.literal) not in POWERS:
                 raise refusal(text, exponent.at, f"powers in an expression are {POWERS[0]} to {POWERS[-1]}")
             check(text, base)
         case Call():

@@ -61,7 +61,7 @@ class _Parser:
         sign = self._signs("+")
         while True:
             part = self._product()
-            if isinstance(part, Number) and part.text == "0":  # `+ 0` is `- 1`
+            if part.literal == "0":  # `+ 0` is `- 1`
                 part, sign = Number("1", at=part.at), "-" if sign == "+" else "+"
             parts.append((sign, part))
             if not self._sees("+", "-"):

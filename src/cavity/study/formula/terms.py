@@ -141,7 +141,8 @@ class Expansion:
         return self._together(outer.values(), self._multiplied(common, inner, at).values(), at=at)
 
     def _power(self, base: Terms, exponent: Node) -> Terms:
-        power = int(exponent.text) if isinstance(exponent, Number) and exponent.text.isdigit() else 0
+        written = exponent.literal or ""
+        power = int(written) if written.isdigit() else 0
         if not 1 <= power <= MAX_POWER:
             raise self._refused(exponent.at, f"a power of terms is a whole number from 1 to {MAX_POWER}")
         found = base

@@ -15,6 +15,11 @@ class Place:
 
     at: int = field(compare=False)
 
+    @property
+    def literal(self) -> str | None:
+        """The text of a number; None for all other nodes."""
+        return None
+
 
 @dataclass(frozen=True)
 class Name(Place):
@@ -29,6 +34,10 @@ class Number(Place):
     """A number as it was written, without a sign."""
 
     text: str
+
+    @property
+    def literal(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
