@@ -83,6 +83,6 @@ def test_names_and_notes_are_escaped_in_a_notebook():
 def test_the_file_of_results_is_explained(tmp_path):
     fit = cavity.run(ALGORITHM, CLIENTS, directory=tmp_path)
     write_results(fit, tmp_path)
-    with pytest.raises(CheckpointError, match=r"names, mean and covariance .* numpy.load.*cavity\.load\('"):
+    with pytest.raises(CheckpointError, match=r"names, mean, covariance.* numpy.load.*cavity\.load\('"):
         cavity.load(tmp_path / "posterior.npz")
     np.testing.assert_array_equal(cavity.load(tmp_path).posterior.mean, fit.posterior.mean)

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 import cavity
 from cavity import ledger
 from cavity.aggregation.damping import AdaptiveState
-from cavity.core.messages import Acknowledgement
-from cavity.distributions import BlockProduct, DiagonalGaussian, Gamma
+from cavity.core.messages import Acknowledgement, Stacked
+from cavity.distributions import DiagonalGaussian, Gamma
 from cavity.errors import CheckpointError
 from cavity.io import serialization, type_table
 
@@ -47,7 +47,7 @@ def containers(children):
         | st.dictionaries(st.text(), children, max_size=3)
         | children.map(Foreign)
         | st.builds(Optimiser, children, children)
-        | st.dictionaries(st.text(), children, max_size=2).map(BlockProduct)
+        | st.dictionaries(st.text(), children, max_size=2).map(Stacked)
         | st.builds(Acknowledgement, st.integers(-(2**63), 2**64 - 1), st.floats())
     )
 

@@ -822,9 +822,9 @@ def test_examples_that_are_no_columns_are_refused():
     x, y = column("x"), column("y")
     for wrong, message in (
         ({"x": x, "y": column("county")}, "'y' of the example holds no numbers"),
-        ({"x": x, "y": y[:3]}, "as many rows"),
+        ({"x": x, "y": y[:3]}, "same number of rows"),
         ({"x": x[:0], "y": y[:0]}, "at least one"),
-        ({"x": 1.0, "y": y}, "as many rows"),
+        ({"x": 1.0, "y": y}, "same number of rows"),
     ):
         with pytest.raises(CavityError, match=message):
             numpyro_model(plain, wrong)

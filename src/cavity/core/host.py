@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from cavity.core.distribution import Density
 from cavity.core.types import Leaf
 
 
@@ -23,14 +22,14 @@ def _on_host(leaf: PyTree) -> PyTree:
     return array.astype(np.float64) if is_floating(array) else array
 
 
-def is_proper(distribution: Density) -> bool:
+def is_proper(distribution: PyTree) -> bool:
     """Whether a posterior is proper, decided in float64 even where the rest of the program uses float32."""
     with jax.enable_x64(True):
         return bool(_jitted_is_proper(distribution))
 
 
 @eqx.filter_jit
-def _jitted_is_proper(distribution: Density) -> Bool[Array, ""]:
+def _jitted_is_proper(distribution: PyTree) -> Bool[Array, ""]:
     return distribution.is_proper
 
 

@@ -86,7 +86,7 @@ class ShrinkageRegression(CorrectedPrior, PredictiveModel):
         return self.rows.predict(posterior, x, key=key, num_draws=num_draws)
 
 
-def with_shrinkage_prior(model: Regression, shrinkage: CoefficientPrior) -> ShrinkageRegression:
+def with_shrinkage_prior(model: PyTree, shrinkage: PyTree) -> ShrinkageRegression:
     """The regression with another prior on its slopes: `Laplace`, `CommonScale` or `Horseshoe`.
 
     Args:
