@@ -304,7 +304,7 @@ def test_what_a_silo_sends():
         "/delta/q/mean": (2,),
         "/delta/q/log_scale": (2,),
         "/delta/q/below": (2, 2),
-        "/report/residual": (),
+        "/report/gap": (),
         "/report/free_energy": (),
         "/report/steps": (),
         "/report/converged": (),
