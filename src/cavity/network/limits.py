@@ -251,10 +251,9 @@ def _largest(study: Study, scaling: Scaling) -> tuple[np.ndarray | None, str]:
     assert study.model.formula is not None
     design = FormulaEncoding(study.model.formula, study.used_columns, scaling).design
     rng = np.random.default_rng(0)
-    corners = {column.name: _corners(rng, column) for column in design.columns}
-    if open_ended := [name for name, found in corners.items() if found is None]:
+    if open_ended := [column.name for column in design.columns if not _has_range(column)]:
         return None, f"no range is declared for {', '.join(open_ended)}"
-    values = {name: found for name, found in corners.items() if found is not None}
+    values = {column.name: _corners(rng, column) for column in design.columns}
     x = scaling.apply_to_design(design.matrix(scaling.apply(values), CORNERS))
     largest = np.abs(x).max(axis=0)
     if not np.isfinite(largest).all():
