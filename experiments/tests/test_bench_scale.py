@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity import ledger
+from cavity.aggregation import combining
 from cavity.datasets.sources import Generated
 from cavity.models import bag_of_words
 from cavity.schedules import SampledCount
@@ -46,7 +46,7 @@ def test_large_answers_are_combined_as_small_ones(method, monkeypatch):
     """Of millions of weights they are stacked within the program, which changes no number."""
     options = {"schedule": SampledCount(4), "rounds": 2, "tolerance": 0.0}
     small = cavity.run(method, source(8), **options)
-    monkeypatch.setattr(ledger, "LARGE", 1)
+    monkeypatch.setattr(combining, "LARGE", 1)
     large = cavity.run(method, source(8), **options)
     np.testing.assert_allclose(large.posterior.precision_mean, small.posterior.precision_mean, rtol=1e-12)
     assert large.posterior.precision_mean.dtype == np.float64

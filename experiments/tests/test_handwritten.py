@@ -32,7 +32,7 @@ def assert_same_run(posterior, rounds, by_hand):
     h, precision, changes, free_energies = by_hand
     np.testing.assert_allclose(posterior.precision_mean, h, rtol=1e-11)
     np.testing.assert_allclose(posterior.precision, precision, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose([r.free_energy for r in rounds], free_energies, rtol=1e-11)
+    np.testing.assert_allclose([r.bound for r in rounds], free_energies, rtol=1e-11)
     np.testing.assert_allclose([r.gaps.max() for r in rounds], changes, rtol=1e-6, atol=1e-12)
 
 

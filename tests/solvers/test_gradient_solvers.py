@@ -316,7 +316,7 @@ def test_a_sweep_compiles_once(run, sweep):
         algorithm = PVI(model, solver=solver)
         inputs = drive.ClientInput(algorithm.prior, algorithm.server.entries.initial())
         inputs, stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (inputs, data))
-        run(algorithm, drive.Work(jax.random.split(jax.random.key(0), 1), inputs, None, stacked), None)
+        run(algorithm.client, drive.Work(jax.random.split(jax.random.key(0), 1), inputs, None, stacked), None)
         counts.append(len(calls))
     assert counts[0] > 0
     assert counts == counts[:1] * len(SWEEPS[sweep])

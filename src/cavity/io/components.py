@@ -159,7 +159,7 @@ def _check_of_class(cls: type, exact: bool) -> Check:
         return lambda value: type(value) in (str, int) and value in values
     if cls is str or issubclass(cls, (eqx.Module, Record)):
         return lambda value: isinstance(value, cls)
-    if issubclass(cls, (np.ndarray, jax.Array, jaxtyping.AbstractArray)):
+    if issubclass(cls, (np.ndarray, np.generic, jax.Array, jaxtyping.AbstractArray)):
         return lambda value: value is None or type(value) is bool or _is_float(value) or _is_numbers(value)
     return _anything
 
