@@ -36,10 +36,11 @@ from cavity import ledger
 from cavity.core import Algorithm, Data, Schedule
 from cavity.core.client_data import prepare_clients
 from cavity.core.messages import ClientState, Message, Reply, ServerState, is_server_owned
+from cavity.core.random import name_number
 from cavity.errors import ProtocolError
 from cavity.io import serialization
 from cavity.ledger import client as client_ledger
-from cavity.simulation.drive import client_keys, name_number, private_keys, run_client
+from cavity.simulation.drive import client_keys, private_keys, run_client
 from tests.contracts.encoding import through_encoding
 
 EVENTS = {

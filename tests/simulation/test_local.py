@@ -13,8 +13,9 @@ from cavity.aggregation import Fixed
 from cavity.core import Algorithm, ClientPart, Model, Solution, Solver
 from cavity.core.client_data import Weighted, prepare_clients
 from cavity.core.messages import ClientState
+from cavity.core.random import name_number
 from cavity.simulation import local
-from cavity.simulation.drive import client_keys, name_number
+from cavity.simulation.drive import client_keys
 from cavity.simulation.local import LocalEngine
 from cavity.simulation.stacks import pad
 from cavity.solvers import FixedPoint, NaturalGradient

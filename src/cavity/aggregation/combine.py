@@ -19,8 +19,6 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from cavity.core import Divergence
 from cavity.core.fields import is_traced
-from cavity.solvers.coordinates import MomentCoordinates
-from cavity.solvers.lbfgs import lbfgs_step
 
 MAX_STEPS = 500
 TOLERANCE = 1e-9  # of the largest entry of the gradient, in nats per unit of a coordinate
@@ -70,6 +68,9 @@ class _State(eqx.Module):
 
 def _minimise(divergence: Divergence, prior: Any, factors: Any) -> Any:
     import optax
+
+    from cavity.solvers.coordinates import MomentCoordinates  # loaded where the minimum has no closed form
+    from cavity.solvers.lbfgs import lbfgs_step
 
     system, lbfgs = MomentCoordinates(), optax.lbfgs()
     product = prior * factors

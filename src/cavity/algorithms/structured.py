@@ -26,10 +26,7 @@ from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGaussian, MeanFieldGlobal
 from cavity.errors import CavityError
-from cavity.models.mixed.marginal import Marginal, conditional_modes, marginal
 from cavity.models.numpyro.latent_model import NumpyroModel
-from cavity.solvers.gradient import mini_batch
-from cavity.solvers.laplace import Laplace
 
 MANY_GLOBALS = 200  # from which on q(Z_G) has no correlations by default
 MANY_COUPLINGS = 20_000  # numbers in one unit's C_u from which on there is none by default
@@ -109,6 +106,9 @@ class StructuredInference(eqx.Module):
             return None
         model = _numpyro(self.model)
         assert model is not None  # `structured_inference` has checked it
+        from cavity.models.mixed.marginal import marginal  # loaded when a model is initialised
+        from cavity.solvers.laplace import Laplace
+
         return PVI(marginal(model), solver=Laplace())
 
     def starting_at(self, found: FullGaussian) -> StructuredInference:
@@ -130,6 +130,8 @@ class StructuredInference(eqx.Module):
         q = self._vague_q(data)
         if not self.located or self.model.local_size(data) == 0:
             return q
+        from cavity.models.mixed.marginal import conditional_modes
+
         mean, root, slope = conditional_modes(self.model, self.start.theta, self.start.q.mean, data)
         scale = jnp.diagonal(root, axis1=1, axis2=2)
         return replace(
@@ -165,6 +167,8 @@ class StructuredInference(eqx.Module):
         if self.batch_size is not None and self.model.independent_rows:
             return self._gradient_of_some_units(row_key, unit_key, model_key, client, joint_scale)
         if self.batch_size is not None:
+            from cavity.solvers.gradient import mini_batch
+
             rows = mini_batch(row_key, data, self.batch_size)
             data = Data(rows.batch, rows.weight, rows.num_rows, units)
         exchange = jax.random.wrap_key_data(jnp.asarray(client.exchange.key))
@@ -295,6 +299,8 @@ class LaplaceFirst(Initialisation):
     then: Starting
 
     def data(self, data: Data) -> Data:
+        from cavity.models.mixed.marginal import Marginal
+
         model = self.algorithm.model
         assert isinstance(model, Marginal)
         return model.of(data)

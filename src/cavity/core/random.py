@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
@@ -40,3 +42,8 @@ def _normal(bits: UInt32[Array, "2 u size"], dtype: DTypeLike) -> Float[Array, "
     else:
         uniform = ((bits[0] >> 9).astype(dtype) + jnp.asarray(0.5, dtype)) * jnp.asarray(2.0**-23, dtype)
     return jnp.sqrt(2.0).astype(dtype) * jax.lax.erf_inv(2 * uniform - 1)
+
+
+def name_number(name: str) -> int:
+    """A number that depends on a client's name only, for its randomness."""
+    return zlib.crc32(name.encode())

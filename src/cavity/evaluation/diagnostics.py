@@ -15,7 +15,6 @@ from cavity import ledger
 from cavity.core import Algorithm, Data, Distribution
 from cavity.core.messages import ClientInput, ServerState
 from cavity.errors import ImproperError
-from cavity.simulation.drive import in_own_precision, numbers_as_leaves, run_client
 
 
 def kl(q: Distribution, reference: Distribution) -> float:
@@ -95,6 +94,8 @@ def posteriors_with_rows(
     Returns:
         One posterior more than there are rows.
     """
+    from cavity.simulation.drive import in_own_precision, numbers_as_leaves
+
     inputs = ClientInput(server.posterior, server.entries[client], algorithm.server.shared(server))
     inputs = in_own_precision(algorithm, jax.tree.map(jnp.asarray, inputs))
     key = jax.random.key(seed)
@@ -122,6 +123,8 @@ def _deltas(
     batch: PyTree,
     weight: Float[Array | np.ndarray, " n"],
 ) -> PyTree:
+    from cavity.simulation.drive import run_client
+
     def with_row(row: PyTree, row_weight: Float[Array, ""]) -> PyTree:
         longer = jax.tree.map(lambda rows, row: jnp.concatenate([jnp.asarray(rows), row[None]]), data.batch, row)
         weights = jnp.append(jnp.asarray(data.weight), row_weight)

@@ -32,13 +32,12 @@ from cavity.core import (
     Schedule,
 )
 from cavity.core.client_data import owned_rows, prepare_clients
+from cavity.core.random import name_number
 from cavity.divergences.kl import KL
 from cavity.errors import CavityError
 from cavity.fit.prediction import predict
 from cavity.fit.run import run
 from cavity.losses.beta import Beta
-from cavity.simulation.drive import name_number
-from cavity.solvers.estimators import Estimator, Exact, LocalDraws, ParameterDraws
 
 NUM_SAMPLES = 64  # Monte Carlo samples of a score, where it is not exact
 
@@ -260,7 +259,9 @@ def _standard_error(data: Mapping[str, Data], ours: Losses, theirs: Losses) -> f
     return float(np.sqrt(squares * num_rows / max(num_rows - 1, 1)))
 
 
-def _estimator(model: Model) -> Estimator:
+def _estimator(model: Model) -> Callable[..., Float[Array, ""]]:
+    from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws  # loaded when it is used
+
     if model.linear_model is not None:
         return Exact()
     return ParameterDraws(NUM_SAMPLES) if model.predictor_draws is None else LocalDraws(NUM_SAMPLES)

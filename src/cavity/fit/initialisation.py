@@ -16,7 +16,6 @@ from cavity.core import Algorithm, Data
 from cavity.errors import CavityError
 from cavity.fit import method
 from cavity.schedules import Synchronous
-from cavity.simulation.local import LocalEngine
 from cavity.training import Stopping
 
 logger = logging.getLogger("cavity")
@@ -39,6 +38,8 @@ def initialised(algorithm: Algorithm, clients: Mapping[str, Data] | None, seed: 
     stage = method.initialisation(algorithm)
     if stage is None or clients is None:
         return algorithm, 0
+    from cavity.simulation.local import LocalEngine  # engines are loaded when a run starts
+
     with jax.enable_x64(True):
         first = stage.algorithm
         data = {name: stage.data(rows) for name, rows in clients.items()} | first.model.server_entries()

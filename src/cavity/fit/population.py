@@ -12,8 +12,6 @@ from cavity.core import Algorithm, ClientSource, Data, Engine, LatentModel, Mode
 from cavity.core.client_data import Prepared, prepare_clients, unit_labels
 from cavity.core.messages import ClientState, ServerState
 from cavity.errors import CavityError
-from cavity.simulation.local import LocalEngine
-from cavity.simulation.streaming import StreamingEngine
 
 CHUNK = 256  # clients of a source that are loaded at once where no engine decides
 
@@ -114,6 +112,8 @@ class InMemory(Population):
         visit_seconds: Mapping[str, float] | None = None,
         chunk: int | None = None,
     ) -> Engine:
+        from cavity.simulation.local import LocalEngine  # engines are loaded when a run starts
+
         return LocalEngine(
             algorithm,
             self.clients,
@@ -166,6 +166,8 @@ class Streamed(Population):
         visit_seconds: Mapping[str, float] | None = None,
         chunk: int | None = None,
     ) -> Engine:
+        from cavity.simulation.streaming import StreamingEngine
+
         return StreamingEngine(algorithm, self.source, seed=server.seed, chunk=chunk)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +25,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, PyTree, UInt32
 
 from cavity.core import Algorithm, ClientPart, Data, Encoding, Problem, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Message
+from cavity.core.random import name_number
 from cavity.simulation.stacks import AXIS
 
 A = TypeVar("A", bound=Algorithm)
@@ -296,11 +296,6 @@ def message_keys(seed: int, messages: Sequence[Message]) -> Key[Array, " clients
     """The keys of the clients that these messages go to."""
     header = np.array([(m.version, m.sequence, name_number(m.client)) for m in messages], np.uint32)
     return client_keys(jnp.asarray(seed, jnp.uint32), *jnp.asarray(header).T)
-
-
-def name_number(name: str) -> int:
-    """A number that depends on a client's name only, for its randomness."""
-    return zlib.crc32(name.encode())
 
 
 def private_keys(secret: bytes, messages: Sequence[Message]) -> UInt32[Array, "clients 2"]:

@@ -31,13 +31,13 @@ from cavity.core.messages import (
     ServerState,
     Stacked,
 )
+from cavity.core.random import name_number
 from cavity.ledger import client as client_ledger
 from cavity.simulation.block import Federation, run_block
 from cavity.simulation.drive import (
     Work,
     common_inputs,
     message_keys,
-    name_number,
     numbers_as_leaves,
     private_keys,
     run_clients,
