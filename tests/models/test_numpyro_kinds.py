@@ -243,7 +243,7 @@ def test_local_latents_beside_none(plain_first):
         sd = np.sqrt(covariance[place, place])
         assert summary[f"own[g{place - 2}]"].mean == pytest.approx(mean[place], abs=5 * sd / np.sqrt(4000))
         assert summary[f"own[g{place - 2}]"].sd == pytest.approx(sd, rel=5 / np.sqrt(8000))
-    with pytest.raises(CavityError, match="silo 'plain0' has no local latents"):
+    with pytest.raises(CavityError, match="client 'plain0' has no local latents"):
         fit.local("plain0").summary()
     x, draws = np.array([1.0, -2.0]), 4000
     design = np.column_stack([np.ones(2), x])

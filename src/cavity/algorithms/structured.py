@@ -212,7 +212,7 @@ class StructuredInference(eqx.Module):
         spread = jax.tree.map(lambda leaf, some: jnp.zeros_like(leaf).at[places].add(some), own, to_units)
         return bound, gradient, spread
 
-    def exchange(self, seed: Leaf, version: Leaf, scale: Leaf) -> Exchange:
+    def exchange(self, seed: int | Leaf, version: int | Leaf, scale: float | Leaf) -> Exchange:
         """The noise of Z_G in one exchange, from the seed and the version alone, and the scale of its steps."""
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EXCHANGE_STREAM), version)
         noise_key, unit_key = jax.random.split(key)
