@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cavity.core.fields import Number
 from cavity.distributions.quadrature import normal_nodes
 from cavity.solvers.ep.row_views import RowFactors
 
@@ -43,7 +42,7 @@ LogLikelihood = Callable[[Float[Array, "n s k"]], Float[Array, "n s"]]
 
 
 def refit(
-    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Number
+    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: float | Array
 ) -> RowFactors:
     """Each row's new factor, for f ~ N(mean, root root') in its cavity; NaN where there are no moments."""
     places = _scanned if mean.shape[-1] == 1 else _refined
@@ -84,7 +83,7 @@ def _solve(matrix: Float[Array, "n k k"], right: Float[Array, "n k k"]) -> Float
 
 
 def _scanned(
-    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Number
+    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: float | Array
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
     """In one dimension: nodes where the tilted density is, whose sums are exact to rounding.
 
@@ -146,7 +145,7 @@ def _spaced(low: Float[Array, " n"], high: Float[Array, " n"], num: int) -> Floa
 
 
 def _refined(
-    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: Number
+    log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: float | Array
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
     """In several dimensions: the nodes of a Gaussian, moved to the tilted moments that they found, and weighed anew.
 
