@@ -123,7 +123,7 @@ def test_sfvi_ends_by_itself_at_the_exact_posterior():
 def test_after_ten_steps_it_has_not_converged_and_says_so():
     fit = cavity.run(by_itself(), clients(2), rounds=10, rounds_per_block=10)
     assert not fit.converged
-    assert "not converged: 10 steps of at most 20000 are too few to tell; run more steps" in str(fit.summary())
+    assert "not converged: 10 steps of at most 20000 are too few to judge; run more steps" in str(fit.summary())
 
 
 @pytest.mark.slow

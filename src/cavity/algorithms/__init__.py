@@ -1,4 +1,4 @@
-"""Both halves of a method in one file."""
+"""Methods: each file has the client part and the server part of one method."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Steps uphill on a pytree of parameters by any optax optimiser, with its state as plain arrays.
+"""Gradient ascent on a pytree of parameters by any optax optimiser, with its state as plain arrays.
 
-A state can so be written to a file without knowing the optimiser, and one program serves a sweep over step sizes.
+So a state can be written to a file without knowing the optimiser, and a sweep over step sizes compiles once.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class AscentState(eqx.Module):
 
 
 class Axes(eqx.Module):
-    """Axes of its own that an optimiser climbs along, such as those of a Gaussian: p = `back`(white)."""
+    """A linear change of variables for an optimiser, such as whitening by a Gaussian: parameters = `back`(white)."""
 
     @abc.abstractmethod
     def along(self, gradient: PyTree) -> PyTree:
-        """The gradient in the white numbers, from that in the parameters: the transpose of `back`."""
+        """The gradient in the whitened variables, from the gradient in the parameters: the transpose of `back`."""
 
     @abc.abstractmethod
     def back(self, update: PyTree) -> PyTree:
-        """What a change of the white numbers is in the parameters; linear."""
+        """The change of the parameters that a change of the whitened variables gives; linear."""
 
 
 class Ascent(eqx.Module):
-    """Any optax optimiser with a step size that falls as half a cosine over `num_steps` steps, to nothing.
+    """Any optax optimiser, with a step size that decreases to zero as half a cosine over `num_steps` steps.
 
     Attributes:
         optimiser: makes an optax gradient transformation from a step size, such as `optax.adam`; known by its identity.
         step_size: at the first step.
-        num_steps: when it has fallen to nothing; None never lets it fall.
+        num_steps: the step at which the step size reaches zero; None keeps it constant.
     """
 
     optimiser: MakeOptimiser = eqx.field(static=True)
@@ -76,7 +76,7 @@ class Ascent(eqx.Module):
         axes: Axes | None = None,
         scale: float | Leaf = 1.0,
     ) -> tuple[PyTree, AscentState]:
-        """The parameters after one step up the gradient, in the precision of the parameters; along `axes` if given.
+        """The parameters after one step of ascent, in their own precision; in the variables of `axes` if given.
 
         `scale` multiplies the step size.
         """

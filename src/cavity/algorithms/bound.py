@@ -1,6 +1,6 @@
-"""The evidence lower bound of a structured model, split into the server's part and the silos' (SFVI, S1).
+"""The evidence lower bound of a structured model, split into the server's part and the clients' (SFVI, S1).
 
-    L   = L_0 + sum over silos of L_j
+    L   = L_0 + sum over clients of L_j
     L_0 = log p(Z_G) - log q(Z_G)
     L_j = sum over units of log 1/K sum_k  p(y_u, Z_uk | Z_G) / q(Z_uk | Z_G)
 
@@ -9,8 +9,9 @@ it is the locally enhanced bound of Geffner and Domke (2022), which is tighter a
 unit has importance samples of its own.
 
 Gradients do not pass through the parameters of log q, only through its arguments: sticking the landing (eq. 6) for
-K = 1, and for K > 1 its doubly reparameterised form, in which the way over Z_uk to the parameters of q(Z_u | Z_G) is
-weighted once more by the sample's share w_k. The way over Z_uk to Z_G is not: Z_G is an argument of both densities.
+K = 1, and for K > 1 its doubly reparameterised form, in which the path through Z_uk to the parameters of q(Z_u | Z_G)
+is weighted once more by the sample's share w_k. The path through Z_uk to Z_G is not, because Z_G is an argument of both
+densities.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cavity.distributions.structured import GlobalGaussian, LocalGaussian
 
 
 class Globals(eqx.Module):
-    """What all silos share: q(Z_G), and the learned parameters."""
+    """What all clients share: q(Z_G) and the learned parameters."""
 
     q: GlobalGaussian
     theta: PyTree
@@ -61,10 +62,10 @@ def client_gradient(
     key: PRNGKeyArray,
     joint_scale: Leaf | None = None,
 ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
-    """L_j and its gradients in what is shared (S5, S8) and in the silo's own parameters (S6), means over draws.
+    """L_j and its gradients in the shared parameters (S5, S8) and in the client's own (S6), means over draws.
 
-    `joint_scale` multiplies log p(y_u, Z_u | Z_G) alone. Where the model encodes its units (amortised inference), what
-    would be the gradient in the silo's own parameters goes on to the network in theta.
+    `joint_scale` multiplies log p(y_u, Z_u | Z_G) alone. Where the model encodes its units (amortised inference), the
+    gradient in the client's own parameters is propagated to the inference network in theta.
     """
     q, back = jax.vjp(lambda theta, own: local_family(model, theta, own, data), shared.theta, local)
     each = jax.vmap(lambda noise, own: _one_draw(model, shared, q, noise, own, data, key, joint_scale))
@@ -76,7 +77,7 @@ def client_gradient(
 
 
 def local_family(model: LatentModel, theta: PyTree, own: LocalGaussian, data: Data) -> LocalGaussian:
-    """q(Z_L | Z_G) of a silo: by the model's inference network where it has one, else the silo's own."""
+    """q(Z_L | Z_G) of a client: by the model's inference network if it has one, else the client's own."""
     encoded = model.encode(theta, data)
     return own if encoded is None else LocalGaussian(*encoded)
 
@@ -122,8 +123,8 @@ def unit_noise(
 ) -> Array:
     """Noise [draws, samples, units, latents] that belongs to the units.
 
-    A unit with a label has the same noise at whatever silo it is: from the exchange's key and its label. Units without
-    labels are known by their silo's key and their place.
+    The noise of a unit with a label depends on the exchange's key and the label, so it is the same at every client. For
+    units without labels it depends on the client's key and the unit's position.
     """
     num_draws, num_samples, num_local = shape
     count, size = len(units.weight), num_draws * num_samples * num_local

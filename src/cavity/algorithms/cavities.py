@@ -5,12 +5,13 @@
 
 | method | removed, and replaced | here |
 | --- | --- | --- |
-| PVI, EP | the own factor | `OwnFactor` |
+| PVI, EP | the client's own factor | `OwnFactor` |
 | VCL, streaming VB | nothing: data that are visited twice count twice | `Nothing` |
 | stochastic EP | the average factor, (posterior / prior) ** (1 / M) | `AverageFactor` |
 | global VI, one client at a time | everything: a client's rows stand for all rows | `Everything` |
-| BCM (split) | everything, and all of the prior but the client's share; the own factor is replaced | `AllButShare` |
-| FedPA | everything, and all of the prior (a flat cavity); the own factor is replaced | `WholePosterior` |
+| BCM (split) | everything, and all of the prior but the client's share; the client's own factor is replaced |
+`AllButShare` |
+| FedPA | everything, and all of the prior (a flat cavity); the client's own factor is replaced | `WholePosterior` |
 
 Where the same is removed and replaced, delta is tilted / posterior. In every case the posterior is the prior times the
 entries of the ledger; but only with `OwnFactor`, `AllButShare` and `WholePosterior` does an entry hold exactly what its
@@ -88,7 +89,7 @@ class AverageFactor(Removal):
 
 
 class _KnowsAllRows(Removal):
-    """One that weighs a client's rows against all.
+    """A removal that depends on a client's share of all rows.
 
     Attributes:
         num_rows: N, of all clients together (the sum of their weights).
@@ -133,9 +134,9 @@ class AllButShare(_KnowsAllRows):
 
 
 class WholePosterior(Removal):
-    """The cavity is flat: a client tells what its rows say alone, whatever others know: FedPA (FedEP, section 2.1).
+    """The cavity is flat, so a client's update depends on its own rows only: FedPA (FedEP, section 2.1).
 
-    A second round changes nothing but for noise in the solver. From a flat prior it is EP's first round.
+    A second round changes nothing, except for noise of the solver. From a flat prior it is EP's first round.
     """
 
     def cavity(self, inputs: ClientInput, prior: Distribution, data: Data) -> Distribution:

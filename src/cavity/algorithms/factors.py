@@ -5,11 +5,12 @@
     delta  = tilted / posterior
     factor = factor * delta ** exponent
 
-Something else than the own factor may be removed; `cavities` has the choices.
+A client may also remove something else than its own factor; `cavities` has the choices.
 
-Some losses and divergences need a proper cavity: a bounded loss cannot hold q against an improper one, score matching
-looks at its mean, the reverse KL divergence is infinite. Then only so much of the own factor is removed as leaves the
-cavity half of the prior's precision, and delta = tilted / cavity / factor, which is the same where all of it is
+Some losses and divergences need a proper cavity: with a bounded loss and an improper cavity there is no minimiser,
+score matching uses the cavity's mean, the reverse KL divergence is infinite. Then only so much of the client's factor
+is removed that the cavity keeps half of the prior's precision, and delta = tilted / cavity / factor, which is the same
+where all of it is
 removed. A cavity among factors of non-negative precision has at least the prior's precision and is never affected;
 fixed points whose cavities have half of it are not moved.
 
@@ -57,13 +58,13 @@ HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
 def is_improper(prior: Distribution) -> bool:
-    """Whether the prior is known to be improper; a traced one is not looked at."""
+    """Whether the prior is known to be improper; False for a traced prior, whose values are not known."""
     proper = prior.is_proper
     return not is_traced(proper) and not proper
 
 
 def check_parts(model: Model, loss: Loss, divergence: Divergence, solver: Solver) -> None:
-    """Raise UnsuitableError unless the parts go together, from this prior on."""
+    """Raise UnsuitableError unless the parts can be combined and started at this prior."""
     solver.check(model, loss, divergence)
     if not is_improper(model.prior):
         return
@@ -183,7 +184,7 @@ class FactorClient(ClientPart):
         return ClientUpdate(delta, report), local
 
     def _free_energy(self, inputs: ClientInput, problem: Problem, solution: Solution) -> Float[Array, ""]:
-        """E_q[-loss / weight - log factor] at the posterior received; NaN where the sum of these is not maximised."""
+        """E_q[-loss / weight - log factor] at the posterior received; NaN if the method does not maximise their sum."""
         expected, weight = solution.expected_loss, self.density.weight(problem.loss)
         if weight is None:
             return jnp.full_like(expected, jnp.nan)
@@ -192,7 +193,7 @@ class FactorClient(ClientPart):
 
 
 class FactorAlgorithm(Algorithm):
-    """A method with one factor per client; what the server makes of prior and factors is left to the method."""
+    """A method with one factor per client. The method defines how the server combines prior and factors."""
 
     model: eqx.AbstractVar[Model]
     solver: eqx.AbstractVar[Solver]
@@ -234,7 +235,10 @@ class FactorAlgorithm(Algorithm):
 
     @property
     def halvings_alone(self) -> int:
-        """Posterior times delta is the tilted distribution, which is proper up to rounding: hardly any are needed."""
+        """The maximum number of halvings for a single update.
+
+        Posterior times delta is the tilted distribution, which is proper up to rounding, so hardly any are needed.
+        """
         plain = self.removed.is_own_factor and not self._factor_client.keeps_cavity_proper
         return HALVINGS_OF_TILTED if plain else HALVINGS_ALONE
 

@@ -5,14 +5,14 @@
 | q_global | `inputs.posterior` |
 | q_k | `inputs.entry.factor` |
 | q_-k = q_global / q_k | `cavity` |
-| tilted inference (section 2.2.2) | a solver: `SGMCMC` with spreads I, M, L, V; `PowerEP`, `MomentMatching` |
+| tilted inference (section 2.2.2) | a solver: `SGMCMC` with covariance I, M, L or V; `PowerEP`, `MomentMatching` |
 | delta q_k | `delta` |
 | optim(delta eta) (section 2.2.3) | `optimiser`, on natural parameters |
 
 An optimiser on deltas acts per entry by default, with its memory in the entry, so that the posterior stays the prior
 times the factors. The paper has one at the server too, on the mean of a round's deltas, and with it the product of
-factors is no longer the posterior; `server_optimiser` does that, and the difference is an entry of the server's own. A
-client that leaves then takes its factor with it, but not what the server's optimiser remembers of it.
+factors is no longer the posterior; `server_optimiser` does that, and the difference is an entry of the server's own. If
+a client leaves, its factor is removed, but its effect on the state of the server's optimiser stays.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ REMAINDER = "(optimiser)"  # the entry of what the server's optimiser adds to th
 
 
 class Entry(eqx.Module):
-    """A client's factor, and what its optimiser remembers."""
+    """A client's factor, and the state of its optimiser."""
 
     factor: Distribution
     memory: PyTree
@@ -76,11 +76,11 @@ class OptimiserState(eqx.Module):
 
 
 class OptimisedFactors(Entries):
-    """One factor per client, each with the memory of an optimiser that acts on its deltas.
+    """One factor per client, each with the state of an optimiser that acts on its deltas.
 
     Attributes:
         prior: whose power 0 is the unit factor.
-        optimiser: of each entry; None multiplies.
+        optimiser: of each entry; None multiplies the factor by delta ** exponent.
     """
 
     prior: Distribution
@@ -90,7 +90,7 @@ class OptimisedFactors(Entries):
         return self.entry_of(self.prior**0.0)
 
     def entry_of(self, factor: Distribution) -> Entry:
-        """A factor whose optimiser has seen nothing yet."""
+        """An entry with this factor and the initial state of its optimiser."""
         return Entry(factor, () if self.optimiser is None else self.optimiser.init(factor))
 
     def merge(self, entry: Entry, delta: Distribution, exponent: float | Leaf) -> Entry:
@@ -108,7 +108,7 @@ class OptimisedFactors(Entries):
     def joint(self) -> Entry:
         if self.optimiser is not None:
             raise ProtocolError(
-                "entries that hold an optimiser's memory cannot be kept by the clients; let the server hold them"
+                "entries that include an optimiser's state cannot be kept by the clients; let the server keep them"
             )
         return self.initial()
 
@@ -129,7 +129,8 @@ class EntryFactorClient(ClientPart):
 
 
 class OptimisedServer(ServerPart):
-    """An optimiser on the mean of a round's deltas; the rest between its posterior and the product is an entry.
+    """An optimiser on the mean of a round's deltas. Its posterior divided by the product of factors is an entry of the
+    server.
 
     Attributes:
         entries: the clients' factors, and the difference.
@@ -168,7 +169,11 @@ class OptimisedServer(ServerPart):
     def _moved(
         self, server: ServerState, replies: Sequence[Reply], most: int
     ) -> tuple[Distribution, AscentState, float]:
-        """The optimiser's step, halved until it is proper: where it ends, its memory, and the share taken; else 0."""
+        """The optimiser's step, halved until the posterior is proper.
+
+        Returns:
+            The new posterior, the optimiser's state, and the share of the step that was taken (0 if none is proper).
+        """
         mean = product([reply.update.delta for reply in replies]) ** (1.0 / len(replies))
         moved, memory = _step(self.optimiser, server.posterior, server.method.memory, mean)
 
@@ -195,8 +200,8 @@ class ServerHeld(Entries):
 
     def joint(self) -> PyTree:
         raise ProtocolError(
-            "with a server's optimiser, whose memory is an entry too, the clients cannot keep the entries; let the "
-            "server hold them"
+            "with an optimiser at the server the clients cannot keep the entries, because its state is an entry too; "
+            "let the server keep them"
         )
 
 
@@ -209,9 +214,9 @@ class FedEP(FactorAlgorithm):
         damping: the server's choice of exponents, after the optimiser's.
         loss: the negative log likelihood.
         divergence: what a solver by energy sees; the moments of the tilted distribution minimise KL(tilted : q).
-        removed: the own factor.
-        optimiser: of each row.
-        server_optimiser: of the mean of a round's deltas; None keeps the posterior the product of its rows.
+        removed: the client's own factor.
+        optimiser: of each entry.
+        server_optimiser: of the mean of a round's deltas; None keeps the posterior the product of its entries.
     """
 
     model: Model
@@ -240,12 +245,12 @@ class FedEP(FactorAlgorithm):
         Args:
             model: the model.
             solver: None is EP by quadrature where the model allows, else a chain with a scaled identity.
-            optimiser: from a step size to an optax transformation, on each row's deltas; None is plain damping.
+            optimiser: from a step size to an optax transformation, on each entry's deltas; None is plain damping.
             step_size: of the optimiser, or the damping's exponent.
             server_optimiser: the paper's, on the mean of a round's deltas.
             server_step_size: its step size.
-            damping: after the optimiser; None is none.
-            removed: None is the own factor.
+            damping: applied after the optimiser; by default none.
+            removed: None removes the client's own factor.
         """
         model = as_rows(model)
         self.model = model
@@ -276,12 +281,13 @@ class FedEP(FactorAlgorithm):
     def halvings_alone(self) -> int:
         return super().halvings_alone if self.optimiser is None else HALVINGS_ALONE
 
-    def taking_over(
+    def start_from_point(
         self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
     ) -> ServerState:
-        """Go on from a point that all clients' rows have found together: each has its share in it.
+        """The state that starts at a point estimate from the rows of all clients. Each client's factor has its share of
+        the point.
 
-        Factors of 1 would count the rows twice: once in the point, and again in the factors to come.
+        With unit factors the rows would count twice: once in the point, and again in the next factors.
         """
         num_rows = count_rows()
         part, location = self.entries, server.posterior.location

@@ -13,8 +13,8 @@
 With the negative log likelihood and KL twice it is PVI. Damping 1/M makes the posterior a logarithmic opinion pool of
 the clients' tilted distributions (proposition 4.3).
 
-With multiples of KL a fixed point is a minimiser of the pooled problem (proposition 4.4). With other divergences no
-such thing is known: with Renyi the iteration settles in practice, with reverse KL and Fisher-Rao clients that disagree
+With multiples of KL a fixed point is a minimiser of the pooled problem (proposition 4.4). For other divergences no such
+result is known: with Renyi the iteration converges in practice, with reverse KL and Fisher-Rao clients that disagree
 may widen the posterior without end. The gaps of the history show it; damp more, or give the server the other
 divergence.
 """

@@ -4,12 +4,13 @@
 | --- | --- |
 | phi | what `posterior.shared` is over |
 | t_k(theta given phi) t_k(phi) | `inputs.entry` |
-| q without k (normalised given phi in the paper alone) | `cavity = posterior / entry` |
-| alpha | `alpha`, on the KL of variational parameters alone |
-| - | `pull`, over phi too, the part of phi that a factor does not represent (`solvers/shared_descent.py`) |
+| q without k (in the paper also normalised given phi) | `cavity = posterior / entry` |
+| alpha | `alpha`, on the KL of variational parameters only |
+| - | `pull`, a correction over phi: the information about phi that a factor does not represent
+(`solvers/shared_descent.py`) |
 
-An update replaces its client's entry. Damped, the entry goes a share of the way to it: V, S^-1 and S^-1 m in a straight
-line, and natural parameters of phi likewise, so that fixed points are what they are without damping. The posterior is
+An update replaces its client's entry. With damping, the entry moves a share of the way to it, linearly in V, S^-1, S^-1
+m and the natural parameters of phi. So fixed points do not depend on damping. The posterior is
 the prior times the entries: a product over phi, and the union of all pseudo-observations, which every client sees.
 """
 
@@ -51,9 +52,9 @@ class HierarchicalPVI(Algorithm):
     Attributes:
         model: a SharedModel.
         solver: of a client's problem.
-        damping: none in turn, as in the paper; a synchronous schedule wants `Fixed(1 / number of clients)`, for every
-            client moves phi for all.
-        alpha: in (0, 1], the weight of KL(q(phi) : p(phi)) for variational parameters; where factors do not stand in
+        damping: none by default, as in the paper, for sequential schedules. A synchronous schedule needs `Fixed(1 /
+            number of clients)`, because every client moves phi for all clients.
+        alpha: in (0, 1], the weight of KL(q(phi) : p(phi)) for variational parameters; if factors are not surrogates
             for their rows, of KL(q(phi) : cavity(phi)).
     """
 
@@ -161,7 +162,7 @@ class SharedFactors(Entries):
 
     def joint(self) -> Hierarchical:
         raise ProtocolError(
-            "entries that are replaced and not multiplied cannot be kept by the clients; let the server hold them"
+            "entries that are replaced instead of multiplied cannot be kept by the clients; let the server keep them"
         )
 
     def initial_posterior(
@@ -170,11 +171,12 @@ class SharedFactors(Entries):
         return self.rebuild(prior, list(entries.values()))  # a union has a place for each
 
     def remaining(self, server: ServerState, entries: dict[str, Hierarchical]) -> dict[str, Hierarchical]:
-        """The entries of the others, with the mean of q(phi) where it was but for the prior's share in it.
+        """The entries of the other clients, changed so that the mean of q(phi) stays the same, except for the prior's
+        share in it.
 
-        Whatever moved it moved it for all. Divided out, an entry would take along all that its client's visits have
-        changed, many times over where it has little precision. The others then refine from there to where they would
-        have come without it.
+        All clients have moved this mean. Dividing by the entry would undo every change of its client's visits, and far
+        more if the entry has little precision. From the unchanged mean the others refine to the posterior without the
+        client.
         """
         if not entries or not self.model.has_surrogate_factors:
             return entries

@@ -1,15 +1,15 @@
 """The baseline of federated sparse Gaussian processes, Algorithm 1: shared variational parameters by averaging.
 
-In turn, a client fits its factor where phi is, and takes J gradient steps on factor and phi together, as if phi were
-its own; the server takes
+One client at a time fits its factor at the current phi, and then takes J gradient steps on factor and phi together. The
+server takes
 
     phi <- phi + (N_k / N) (phi_k - phi)
 
-The factor was fitted at phi_k and is used at the average, and what other clients know of phi is pulled towards whoever
-came last: for large J inducing inputs drift. It is here to be compared with `HierarchicalPVI`.
+The factor was fitted at phi_k but is used at the average, and the average favours the client that was visited last, so
+for large J inducing inputs drift. It is included for comparison with `HierarchicalPVI`.
 
 The average depends on the order of visits and not on the entries alone, so it is kept in an entry of the server's own,
-which is the whole of q(phi); a client that leaves takes its factor with it, but not what phi remembers of it.
+which is the whole of q(phi); if a client leaves, its factor is removed, but its effect on phi stays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ AVERAGE = "(average)"  # the server's own entry
 
 
 class InducingUpdate(eqx.Module):
-    """A client's factor, where it has taken phi, and how many rows it speaks for."""
+    """A client's factor, its phi, and its number of rows."""
 
     factor: Hierarchical
     phi: Float[Leaf, " d"]
@@ -60,7 +60,7 @@ class InducingAverage(Algorithm):
 
     Attributes:
         model: a SharedModel.
-        solver: gradient steps, `still_steps` of them at the phi that there is, and then J.
+        solver: gradient steps: `still_steps` with phi fixed, then J.
         num_rows: N, of all clients together.
     """
 
@@ -114,7 +114,7 @@ class InducingAverage(Algorithm):
 
 
 class AveragingClient(ClientPart):
-    """The client part: its factor where phi is, then gradient steps on factor and phi together."""
+    """The client part: fit the factor at the current phi, then take gradient steps on factor and phi together."""
 
     solver: Solver
     model: SharedModel
@@ -178,7 +178,7 @@ class AveragingServer(ServerPart):
             found: InducingUpdate = to_host(reply.update.delta)
             entries[reply.client] = self.entries.merge(entries[reply.client], found, 1.0)
             average = average + found.num_rows / np.asarray(self.num_rows) * (found.phi - average)
-        # what the prior, a point at the start, has to be multiplied with to be one at the average
+        # the quotient of a point mass at the average and the prior, which is a point mass at the start
         entries[AVERAGE] = replace(to_host(self.entries.initial()), shared=certain(average) / server.prior.shared)
         posterior = self.entries.rebuild(server.prior, list(entries.values()))
         return Change(posterior, entries, server.method, dict.fromkeys((reply.client for reply in replies), 1.0))

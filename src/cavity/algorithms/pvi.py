@@ -12,7 +12,8 @@
 
 Other choices of solver, damping, schedule and of what is removed are other methods: docs/methods.md.
 
-The paper's client also divides, t_k = (q_k / q) t_k; here the server does, in its ledger, with the same delta.
+In the paper the client also updates its factor, t_k = (q_k / q) t_k; here the server does this in its ledger, with the
+same delta.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cavity.solvers.default import default_solver
 
 
 class PVI(FactorAlgorithm):
-    """PVI for any model, solver and damping; free of hyperparameters by default.
+    """PVI for any model, solver and damping. The defaults have no settings that need tuning.
 
     Attributes:
         model: prior and likelihood; the posterior is of the prior's family.

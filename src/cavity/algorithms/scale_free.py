@@ -1,8 +1,8 @@
-"""Steps in units of standard deviations, so that it does not matter in which units a model is written.
+"""Steps in units of standard deviations, so that the units of a model's parameters do not matter.
 
-The units are those of the start, and stay: units that followed q would shrink with it and grow with its noise. The mean
-of Z_G moves along the axes of the first q(Z_G), a unit's mean by its own first standard deviation, a coupling in units
-of the one over the other. Logs of scales and correlations have no units.
+The units are fixed at the start: units that followed q would shrink with it and grow with its noise. The mean of Z_G
+moves in units of the first q(Z_G), the mean of a unit in its first standard deviation, a coupling in units of the
+latter over the former. Logs of scales and correlations have no units.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from cavity.algorithms.bound import Globals
 from cavity.core.types import Leaf
 from cavity.distributions.structured import GlobalGaussian, LocalGaussian
 
-COUPLING_SHARE = 0.1  # of its unit: a coupling sees noise of Z_G times that of the unit, and would wander
+# of its unit: the gradient of a coupling has the noise of Z_G times that of the unit, so larger steps are too noisy
+COUPLING_SHARE = 0.1
 
 
 class GlobalAxes(Axes):
-    """Those of what is shared.
+    """The axes of the shared parameters.
 
     Attributes:
         root: of the covariance of the first q(Z_G).
@@ -41,7 +42,7 @@ class GlobalAxes(Axes):
 
 
 class LocalAxes(Axes):
-    """Those of a silo's own parameters; all elementwise, so `along` and `back` are the same.
+    """The axes of a client's own parameters. The map is elementwise, so `along` and `back` are the same.
 
     Attributes:
         scale: standard deviations of the first q(Z_u | Z_G).
@@ -53,7 +54,7 @@ class LocalAxes(Axes):
 
     @classmethod
     def of(cls, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes:
-        """The units of a silo's first q, beside the first of what is shared."""
+        """The units from a client's first q and the first q(Z_G)."""
         root = GlobalAxes.of(shared).root
         return cls(jnp.exp(own.log_scale), 1.0 / jnp.sqrt(jnp.sum(root**2, axis=1)))
 
@@ -80,7 +81,7 @@ class LocalAxes(Axes):
 
 
 class AllAxes(Axes):
-    """Both, for a silo that climbs by itself."""
+    """Global and local axes, for a client that optimises both (SFVI-Avg)."""
 
     shared: GlobalAxes
     own: LocalAxes

@@ -1,4 +1,5 @@
-"""When a stochastic ascent has settled: the trend of the bound and of q(Z_G), and the step sizes that follow from it.
+"""The stopping rule of a stochastic ascent, from the trend of the bound and of q(Z_G), and the step sizes that follow
+from it.
 
 Each exchange gives a noisy value x of the bound, and of every mean and log scale of q(Z_G). Means of x over consecutive
 batches of exchanges are kept, at most `NUM_BATCHES` of them: when these are full, neighbours are merged and a batch is
@@ -9,14 +10,15 @@ twice as long. Whenever they are full, over their last half
 
 and q has settled where every |move| is at most `MOVE`, the noise on average at most `NOISE`, moves on average no larger
 than the noise explains, and where the bound rises by no more than `RISE` nats or twice the standard error of its own
-rise. What is asked is that moves are small, not that none can be proved, so that noise is not taken for rest; and that
-halves differ as independent batches do, so that a slow walk, seen for a short while, is not taken for rest either.
+rise. The rule requires that moves are small, not only that they are insignificant, so that noise is not mistaken for
+convergence. It also requires that halves differ no more than independent batches do, so that a slow drift, seen for a
+short time, is not mistaken for convergence either.
 
-A run without a planned length climbs with a constant step size until q has settled, then lets the step size fall to
-nothing over as many exchanges again (`FALL`), by which the noise of the last iterate is averaged out. It has converged
-if it ends where it had settled; else it climbs on, with a quarter of the step size: where gradients are skewed, an
-optimiser such as Adam rests beside the optimum, the nearer the smaller its steps. A run of planned length has a step
-size that falls over all of it, and is judged in its first three quarters.
+A run without a fixed number of steps uses a constant step size until q has settled. Then the step size decreases to
+zero over as many exchanges again (`FALL`), which averages out the noise of the last iterate. The run has converged if
+it ends where it had settled. Otherwise it continues with a quarter of the step size: if gradients are skewed, an
+optimiser such as Adam settles beside the optimum, and the distance decreases with the step size. In a run with a fixed
+number of steps the step size decreases over the whole run, and the rule is applied in its first three quarters.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ MANY = 200  # global latents from which on the bound alone is watched
 
 
 class Watch(eqx.Module):
-    """What has been seen; part of the server's state. All of it is finite.
+    """Statistics of the exchanges so far; part of the server's state. All numbers are finite.
 
     Attributes:
         count: exchanges so far.
@@ -55,7 +57,7 @@ class Watch(eqx.Module):
         settled: whether it has, and the step size has fallen to nothing.
         factor: of the step size while it climbs.
         began: the exchange at which the climb began, or the fall of the step size.
-        ends: that at which it has fallen to nothing; 0 while it climbs.
+        ends: the exchange at which the step size reaches zero; 0 while it is constant.
         judged: the means of the batches on which it was judged last.
     """
 
@@ -77,11 +79,11 @@ class Settling(eqx.Module):
     """How a run is judged, and how its step size falls.
 
     Attributes:
-        planned: exchanges at most, or of a run of planned length in all.
+        planned: the number of exchanges, or the maximum number for a run that stops by itself.
         first_batch: exchanges per batch at the beginning.
         num_batches: most batches.
-        by_itself: whether the step size falls when q has settled; else by a plan.
-        decays: whether there is a plan by which it falls.
+        by_itself: whether the step size decreases when q has settled; otherwise over a fixed number of exchanges.
+        decays: whether the step size of a run of fixed length decreases.
         multiple: a fall of the step size ends at a multiple of so many exchanges.
     """
 
@@ -120,7 +122,7 @@ class Settling(eqx.Module):
         return jnp.where(watch.settled, 0.0, jnp.asarray(watch.factor) * falling)
 
     def seen(self, watch: Watch, q: GlobalGaussian, bound: Leaf) -> Watch:
-        """After one more exchange, which has led to q; the bound is that before it."""
+        """The state after one more exchange, which gave q; the bound is that before the exchange."""
         watch = jax.tree.map(jnp.asarray, watch)
         now = jnp.asarray(watch.total)[:1] * 0 + bound
         if watch.total.size > 1:
@@ -147,7 +149,7 @@ class Settling(eqx.Module):
         if not self.by_itself and self.decays:
             climbs = watch.count <= 3 * self.planned // 4
         full = filled == self.num_batches
-        judging = full & climbs  # few looks: each could find rest by chance
+        judging = full & climbs  # judge rarely: each test could pass by chance
         merged = jnp.zeros_like(means).at[:half].set(0.5 * (means[::2] + means[1::2]))
         return eqx.tree_at(
             lambda w: (w.means, w.filled, w.length, w.total, w.inside, w.passed, w.judged),
@@ -164,7 +166,7 @@ class Settling(eqx.Module):
         )
 
     def _after_fall(self, watch: Watch, now: Array, unit: Array) -> Watch:
-        """The step size begins to fall where q has settled, or late in the plan; then the end is looked at."""
+        """Let the step size decrease if q has settled or few exchanges are left; judge again when it is zero."""
         late = (watch.count >= 3 * self.planned // 4) & (watch.count < self.planned)
         begins = (watch.ends == 0) & ~watch.settled & (watch.passed | late)
         climbed = (FALL * (watch.count - watch.began)).astype(watch.count.dtype)
@@ -202,7 +204,7 @@ class Settling(eqx.Module):
             return f"converged: the bound and the posterior have settled after {count} {noun}s"
         remedy = f"run more {noun}s" + ("" if self.by_itself else ", or leave their number to the method")
         if filled < 4:
-            return f"not converged: {count} {noun}s of at most {self.planned} are too few to tell; {remedy}"
+            return f"not converged: {count} {noun}s of at most {self.planned} are too few to judge; {remedy}"
         used = np.asarray(watch.means)[:filled][-(filled // 4 * 2) :]
         with jax.enable_x64(True):
             move, error = (np.asarray(part) for part in moves(used, _units(q, watch.total)))
@@ -238,7 +240,7 @@ class SettlingConvergence(Convergence):
     Attributes:
         settling: the rule.
         unit: the name of one exchange.
-        per: over how many of them the slope of the bound is told.
+        per: the number of exchanges over which the summary gives the increase of the bound.
     """
 
     settling: Settling

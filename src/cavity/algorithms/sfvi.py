@@ -9,10 +9,10 @@
 | the gradient of log p(Z_G) - log q(Z_G) | `server_gradient`, added by the server (S4; Algorithm 1 leaves it out) |
 
 One exchange is one gradient. A client's step on its own latents is committed together with its reply, so a repeated
-message takes no second step. With only some clients in a round, their sum is divided by their share of all: right on
-average, since they are drawn at random.
+message takes no second step. If only some clients take part in a round, the sum of their gradients is divided by their
+share of all clients. This is unbiased, since they are drawn at random.
 
-When it ends is not in the paper: `settling` has the rule.
+The paper has no stopping rule; ours is in `settling`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Learner(eqx.Module):
     Attributes:
         ascent: that of its optimiser.
         bound: its last estimate.
-        watch: what is known of its trend.
-        axes: along what the optimiser climbs.
+        watch: statistics of its trend.
+        axes: the variables in which the optimiser steps.
     """
 
     ascent: AscentState

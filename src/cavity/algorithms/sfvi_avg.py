@@ -1,14 +1,14 @@
-"""SFVI-Avg (Hassan et al., 2023, Algorithm 2): each silo takes many steps by itself, then q(Z_G) is averaged.
+"""SFVI-Avg (Hassan et al., 2023, Algorithm 2): each client takes many steps by itself, then q(Z_G) is averaged.
 
-A silo stands in for all N units with its own N_j,
+A client's N_j units represent all N units,
 
     L^(j) = log p(Z_G) - log q(Z_G) + (N / N_j) * (log p(y_j, Z_L | Z_G) - log q(Z_L | Z_G)),
 
-and the server takes the Wasserstein barycentre of the silos' q(Z_G), and the mean of their theta.
+and the server takes the Wasserstein barycentre of the clients' q(Z_G), and the mean of their theta.
 
-The printed algorithm scales log p(y_j, Z_L | Z_G) alone. Then q(Z_L | Z_G) fits a power of the local posterior: it
-comes out too narrow, and scales of random effects shrink. `as_printed=True` does that, for comparison. Besides,
-q(Z_L | Z_G) is centred at the silo's own mean of Z_G; when that is averaged away, mu_u moves along by C_u times the
+The printed algorithm scales log p(y_j, Z_L | Z_G) alone. Then q(Z_L | Z_G) fits a power of the local posterior: it is
+too narrow, and scales of random effects shrink. `as_printed=True` does that, for comparison. Besides, q(Z_L | Z_G) is
+centred at the client's own mean of Z_G; when the server replaces this mean by the average, mu_u moves by C_u times the
 difference.
 """
 
@@ -49,13 +49,13 @@ from cavity.errors import CavityError
 
 
 class LocalFitState(LocalUnits):
-    """What stays at a client: q(Z_L | Z_G), the mean of Z_G that it is centred at, and how it climbs.
+    """What stays at a client: q(Z_L | Z_G), the mean of Z_G that it is centred at, and the state of its optimiser.
 
     Attributes:
         q: of its latents.
         centre: the mean of Z_G that q is centred at.
-        axes: along which it climbs.
-        optimiser: the leaves of its optimiser's state, where that lasts from round to round.
+        axes: the variables in which the optimiser steps.
+        optimiser: the leaves of its optimiser's state, if it is kept from round to round.
         per_unit: which of these leaves have numbers for each unit.
     """
 
@@ -78,29 +78,29 @@ NUM_BATCHES = 8  # rounds, for the first judgement
 
 
 class Averages(eqx.Module):
-    """The server's own state: the last estimate of the bound (the mean of the silos'), and its trend."""
+    """The server's own state: the last estimate of the bound (the mean of the clients'), and its trend."""
 
     bound: Float[Leaf, ""]
     watch: Watch
 
 
 class Round(eqx.Module):
-    """What everybody is told in one round: its number, and the scale of its step sizes."""
+    """What all clients receive in one round: its number, and the scale of its step sizes."""
 
     version: UInt32[Leaf, ""]
     scale: Float[Leaf, ""]
 
 
 class Task(eqx.Module):
-    """A silo's side of one round: where it starts, with its data, along what it climbs, and the scale of its steps."""
+    """A client's problem in one round: start, data, axes of the optimiser, and scale of its steps."""
 
     start: ClientTask
     axes: AllAxes | None
     scale: Float[Array, ""]
 
 
-class Alone(eqx.Module):
-    """Where a silo's own ascent stands."""
+class LocalAscentState(eqx.Module):
+    """The state of a client's own ascent."""
 
     shared: Globals
     q: LocalGaussian
@@ -110,14 +110,14 @@ class Alone(eqx.Module):
 
 
 class LocalAscent(Solver):
-    """`num_steps` steps on the silo's own version of the bound, with noise of its own.
+    """`num_steps` steps on the client's own version of the bound, with noise of its own.
 
     Attributes:
         structured: family and estimator.
         ascent: the optimiser, over the steps of all rounds.
         num_steps: m, per round.
-        total: N, the units (or rows, for a model without local latents) of all silos.
-        as_printed: scale the joint density alone.
+        total: N, the units (or rows, for a model without local latents) of all clients.
+        as_printed: scale only the joint density.
     """
 
     structured: StructuredInference
@@ -132,11 +132,11 @@ class LocalAscent(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         return
 
-    def init(self, problem: Task) -> Alone:
+    def init(self, problem: Task) -> LocalAscentState:
         start = problem.start
         shared, q = start.shared, start.own.q
         before, first = start.own.ascent, self.ascent.init((shared, q))
-        return Alone(
+        return LocalAscentState(
             shared=shared,
             q=q,
             ascent=AscentState(before.count, before.leaves or first.leaves),
@@ -144,33 +144,33 @@ class LocalAscent(Solver):
             steps=jnp.asarray(0),
         )
 
-    def step(self, key: PRNGKeyArray, problem: Task, state: Alone) -> Alone:
-        noise_key, unit_key, silo_key = jax.random.split(key, 3)
+    def step(self, key: PRNGKeyArray, problem: Task, state: LocalAscentState) -> LocalAscentState:
+        noise_key, unit_key, client_key = jax.random.split(key, 3)
         structured, size = self.structured, self._size(problem.start.data)
         dtype = state.shared.q.mean.dtype
         scale = (self.total / size).astype(dtype)
         noise = jax.random.normal(noise_key, (structured.num_draws, state.shared.q.noise_size), dtype)
-        told = Exchange(noise, jax.random.key_data(unit_key), problem.scale)
-        now = ClientTask(state.shared, LocalState(state.q, state.ascent), told, problem.start.data)
+        exchange = Exchange(noise, jax.random.key_data(unit_key), problem.scale)
+        now = ClientTask(state.shared, LocalState(state.q, state.ascent), exchange, problem.start.data)
         inner = scale if self.as_printed else None
-        silo_bound, silo_part, local_part = structured.gradient(silo_key, now, joint_scale=inner)
+        client_bound, client_part, local_part = structured.gradient(client_key, now, joint_scale=inner)
         outer = jnp.ones((), dtype) if self.as_printed else scale
         server_bound, server_part = server_gradient(structured.model, state.shared, noise)
-        shared_gradient = jax.tree.map(lambda mine, ours: mine + outer * ours, server_part, silo_part)
+        shared_gradient = jax.tree.map(lambda mine, ours: mine + outer * ours, server_part, client_part)
         gradient = (shared_gradient, jax.tree.map(lambda leaf: outer * leaf, local_part))
         here = (state.shared, state.q)
         (shared, q), ascent = self.ascent.step(here, state.ascent, gradient, problem.axes, problem.scale)
-        return Alone(shared, q, ascent, server_bound + outer * silo_bound, state.steps + 1)
+        return LocalAscentState(shared, q, ascent, server_bound + outer * client_bound, state.steps + 1)
 
     def _size(self, data: Data) -> Array:
         assert data.units is not None
         counted = data.units if self.structured.model.num_local else data
         return jnp.asarray(counted.num_rows, float)
 
-    def done(self, state: Alone) -> Bool[Array, ""]:
+    def done(self, state: LocalAscentState) -> Bool[Array, ""]:
         return state.steps >= self.num_steps
 
-    def result(self, problem: Task, state: Alone) -> Alone:
+    def result(self, problem: Task, state: LocalAscentState) -> LocalAscentState:
         return state
 
 
@@ -178,13 +178,13 @@ class SFVIAvg(Starting):
     """SFVI-Avg(m): few rounds, with many local steps in each.
 
     Attributes:
-        model: such as `numpyro_model(...)`, with the same likelihood at every silo.
+        model: such as `numpyro_model(...)`, with the same likelihood at every client.
         structured: family and estimator.
-        solver: the silo's climb.
+        solver: the client's ascent.
         ascent: its optimiser.
         local_steps: m.
         settling: when it ends.
-        keeps_optimiser: whether its state lasts from round to round.
+        keeps_optimiser: whether its state is kept from round to round.
     """
 
     model: LatentModel
@@ -213,16 +213,17 @@ class SFVIAvg(Starting):
 
         Args:
             model: the model.
-            total: N, how many units (rows, for a model without local latents) all silos have together.
-            num_rounds: in all; the step size falls to nothing over all their steps. None ends when the bound and the
-                posterior have settled, after 50 rounds at most.
+            total: N, the number of units (rows, for a model without local latents) of all clients together.
+            num_rounds: the number of rounds; the step size decreases to zero over all their steps. None stops when the
+                bound and the posterior have settled, after at most 50 rounds.
             local_steps: m.
             step_size: of the optimiser.
             optimiser: from a step size to an optax transformation; None is Adam.
             decay: whether the step size falls.
-            keeps_optimiser: whether the optimiser's state stays at the silo from round to round; else each round
-                begins anew, and the first steps of an adaptive one are as long for noise as for a slope.
-            as_printed: scale the joint density alone, as in the paper's Algorithm 2.
+            keeps_optimiser: whether the optimiser's state is kept at the client from round to round; otherwise it is
+                reset in each round, and the first steps of an adaptive optimiser are as long for noise as for a
+                gradient.
+            as_printed: scale only the joint density, as in the paper's Algorithm 2.
             options: those of `structured_inference`.
         """
         if optimiser is None:
@@ -307,7 +308,7 @@ class AveragingClient(ClientPart):
         return Task(ClientTask(inputs.posterior, own, nothing, data), local.axes, scale)
 
     def update(
-        self, inputs: ClientInput, local: LocalFitState, problem: Task, solution: Alone
+        self, inputs: ClientInput, local: LocalFitState, problem: Task, solution: LocalAscentState
     ) -> tuple[ClientUpdate, LocalFitState]:
         nothing = jnp.full_like(solution.bound, jnp.nan)
         report = Report(gap=nothing, free_energy=solution.bound, steps=solution.steps, converged=jnp.asarray(True))
@@ -360,8 +361,8 @@ def _cut_or_padded(leaf: Leaf, num_units: int) -> np.ndarray:
 def barycentre(stacked: GlobalGaussian, units: GlobalGaussian | None = None) -> GlobalGaussian:
     """The Wasserstein barycentre of several q(Z_G), stacked, with equal weights.
 
-    How far apart two full covariances are depends on the units of each latent. With `units`, a q(Z_G), it is measured
-    along its axes, and so the same whatever they are; None measures as the model is written.
+    The distance of two full covariances depends on the units of each latent. With `units`, a q(Z_G), distances are
+    measured in its standard deviations, so the units do not matter; None measures them in the units of the model.
     """
     if not stacked.has_correlations:
         mean, scale = diagonal_barycentre(stacked.mean, jnp.exp(stacked.log_scale))

@@ -1,17 +1,20 @@
-"""Methods whose clients keep nothing, and of whom the server keeps nothing either: FedSEP, FedPA, FedAvg.
+"""Methods without state per client, at the client or at the server: FedSEP, FedPA, FedAvg.
 
-Each round some clients change the posterior, and an optimiser takes a step along what they ask for together:
+In each round some clients send a change of the posterior, and an optimiser at the server takes a step along their
+combination:
 
-| method | family | cavity | a client's change | together |
+| method | family | cavity | a client's change | combination |
 | --- | --- | --- | --- | --- |
 | FedSEP (Guo et al., 2023) | Gaussian | posterior / average factor | tilted / posterior | the mean |
-| FedPA (Al-Shedivat et al., 2021) | Gaussian | flat | tilted / average factor | what all would ask for |
+| FedPA (Al-Shedivat et al., 2021) | Gaussian | flat | tilted / average factor | the sum, scaled up to all clients |
 | FedAvg (McMahan et al., 2017) | point mass | flat | theta_k - theta | the mean, by rows |
 
-The average factor of a client with n_k of N rows is (posterior / prior) ** (n_k / N). Where N is not given it is
-estimated, by the clients that have replied; before the first reply, all are taken to be alike.
+The average factor of a client with n_k of N rows is (posterior / prior) ** (n_k / N). If N is not given, it is
+estimated from the clients that have replied; before the first reply, all clients are assumed to have the same number of
+rows.
 
-FedPA with everybody, undamped, is prior * product of the clients' own posteriors. FedAvg is its limit for point masses:
+FedPA with all clients in each round, undamped, is prior * product of the clients' own posteriors. FedAvg is its limit
+for point masses:
 with factors that are multiples of the identity, in proportion to their rows, the means of FedPA are those of FedAvg.
 With Adam or Adagrad as optimiser, FedAvg is FedAdam or FedAdagrad (Reddi et al., 2020).
 """
@@ -59,7 +62,7 @@ from cavity.errors import CavityError, UnsuitableError
 from cavity.losses.nll import NegativeLogLikelihood
 from cavity.solvers.requirements import require_family
 
-LARGE = 20_000  # parameters, from which on a block of rounds is no program of its own
+LARGE = 20_000  # parameters from which rounds do not run as blocks
 
 
 class RowCounts(eqx.Module):
@@ -78,14 +81,14 @@ class Progress(eqx.Module):
 
 
 class Change(eqx.Module):
-    """What a client asks for, and how many rows it speaks for."""
+    """A client's change of the posterior, and its number of rows."""
 
     delta: Distribution
     num_rows: Float[Leaf, ""]
 
 
 class StatelessAlgorithm(Algorithm):
-    """Both halves but what is taken out, and what the changes mean together.
+    """The client and server parts, except the cavity, the change and the combination, which a method defines.
 
     Attributes:
         model: prior and likelihood.
@@ -105,11 +108,11 @@ class StatelessAlgorithm(Algorithm):
 
     @abc.abstractmethod
     def cavity(self, posterior: Distribution, share: Float[Array, ""]) -> Distribution:
-        """In whose context a client with this share of all rows refits."""
+        """The cavity of a client with this share of all rows."""
 
     @abc.abstractmethod
     def delta(self, posterior: Distribution, share: Float[Array, ""], tilted: Distribution) -> Distribution:
-        """Its change."""
+        """The client's change of the posterior."""
 
     @abc.abstractmethod
     def together(self, changes: Change, total: Float[Array, ""]) -> Distribution:
@@ -142,7 +145,7 @@ class StatelessAlgorithm(Algorithm):
         return tilted.kl(posterior)
 
     def share(self, row_counts: RowCounts, data: Data) -> Float[Array, ""]:
-        """A client's share of all rows; where nothing is known of the others, they are taken to be alike."""
+        """A client's share of all rows; before the first reply, all clients count as equally large."""
         rows = _rows(data)
         total = self.total(row_counts).astype(rows.dtype)
         alike = row_counts.num_clients.astype(rows.dtype) * rows
@@ -183,7 +186,7 @@ class StatelessClient(ClientPart):
 
 
 class StatelessServer(CombiningServer):
-    """The server part: one step of the optimiser along what the clients ask for together."""
+    """The server part: one step of the optimiser along the combined changes."""
 
     method: StatelessAlgorithm
 
@@ -227,10 +230,10 @@ class _Gaussian(StatelessAlgorithm):
         """(posterior / prior) ** share."""
         return _of_share(posterior / self.prior, share)
 
-    def taking_over(
+    def start_from_point(
         self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
     ) -> ServerState:
-        """Go on from a point that all clients' rows have found together: prior * N(point, 1 / (c N))."""
+        """The state that starts at a point estimate from the rows of all clients: prior * N(point, 1 / (c N))."""
         prior = to_host(self.prior)
         total = float(self.num_rows) if self.num_rows is not None else sum(count_rows().values())  # all are loaded
         found = to_host(identity(self.prior, server.posterior.location, precision_per_row * total))
@@ -239,7 +242,7 @@ class _Gaussian(StatelessAlgorithm):
 
 
 class FedSEP(_Gaussian):
-    """Stochastic EP with stateless clients: the average factor is taken out, and the mean of the changes is applied."""
+    """Stochastic EP with stateless clients: the average factor is removed, and the mean of the changes is applied."""
 
     def __init__(
         self,
@@ -308,7 +311,7 @@ class FedPA(_Gaussian):
 class FedAvg(StatelessAlgorithm):
     """Federated averaging of points, with any optimiser at the server.
 
-    The prior plays no part, and neither does N.
+    The result depends neither on the prior nor on N.
 
     Attributes:
         start: the first point.
@@ -332,7 +335,8 @@ class FedAvg(StatelessAlgorithm):
             solver: an `SGMCMC` whose spread is `Point()`; None takes ten epochs of descent.
             optimiser: from a step size to an optax transformation; `optax.adam` makes this FedAdam.
             step_size: of the optimiser.
-            start: parameters of the first point; None takes those that a network was made with, else the prior's mean.
+            start: parameters of the first point; None takes the initial weights of a network, otherwise the prior's
+                mean.
         """
         from cavity.models.function import TreeModel
         from cavity.solvers import SGMCMC, Point, SGDIterates
@@ -371,7 +375,7 @@ def _set(
     step_size: float,
     num_rows: float | int | None,
 ) -> None:
-    """The parts that all of them have, checked."""
+    """Set and check the parts that these methods share."""
     from cavity.solvers import SGMCMC, SGDIterates
 
     require_kind(model.prior, Gaussian, "the model's prior must be Gaussian", UnsuitableError)

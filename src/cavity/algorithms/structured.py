@@ -1,6 +1,6 @@
-"""The bound of a structured model in a family, how its gradient is estimated, and where it starts.
+"""The bound of a structured model in a variational family, the estimate of its gradient, and the start.
 
-What SFVI and SFVI-Avg have in common: a client's side of an exchange, and the choice of the parts by the model's size.
+SFVI and SFVI-Avg share this: the client's computation in an exchange, and defaults that depend on the model's size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cavity.distributions.structured import DenseGlobal, GlobalGaussian, LocalGa
 from cavity.errors import CavityError
 from cavity.models.numpyro.latent_model import NumpyroModel
 
-MANY_GLOBALS = 200  # from which on q(Z_G) has no correlations by default
-MANY_COUPLINGS = 20_000  # numbers in one unit's C_u from which on there is none by default
+MANY_GLOBALS = 200  # from which q(Z_G) has no correlations by default
+MANY_COUPLINGS = 20_000  # entries of a unit's C_u from which there is no C_u by default
 SMALL_UNIT = 3  # latents of a unit up to which importance samples are drawn by default
 SAMPLES = 20
 INITIALISED_GLOBALS = 50  # up to which the start is found by Laplace's method by default
@@ -37,7 +37,7 @@ EXCHANGE_STREAM = 0x5F71
 
 
 class Exchange(eqx.Module):
-    """What everybody is told in one exchange.
+    """What all clients receive in one exchange.
 
     Attributes:
         noise: of Z_G, one row per draw.
@@ -51,7 +51,7 @@ class Exchange(eqx.Module):
 
 
 class LocalState(LocalUnits):
-    """What stays at a client: q(Z_L | Z_G), its optimiser's state, and the axes along which it climbs."""
+    """What stays at a client: q(Z_L | Z_G), its optimiser's state, and the variables in which the optimiser steps."""
 
     q: LocalGaussian
     ascent: AscentState
@@ -62,7 +62,7 @@ class LocalState(LocalUnits):
 
 
 class ClientTask(eqx.Module):
-    """A silo's side of one exchange."""
+    """A client's problem in one exchange."""
 
     shared: Globals
     own: LocalState
@@ -78,13 +78,13 @@ class StructuredInference(eqx.Module):
         start: q(Z_G) and theta before any data.
         num_draws: draws of Z_G per gradient.
         num_samples: importance samples per unit, the K of the locally enhanced bound; 1 is the paper's.
-        coupled: whether q(Z_L | Z_G) looks at Z_G.
+        coupled: whether the mean of q(Z_L | Z_G) depends on Z_G.
         dense: whether it has correlations between the latents of a unit.
-        widens: whether its standard deviations look at Z_G too, which the paper's do not.
+        widens: whether its standard deviations depend on Z_G too (not in the paper).
         local_scale: its standard deviations before any data.
         batch_size: rows per gradient; None takes all. Where every row is a unit, their latents are drawn with them.
         initialise: whether the start is found by Laplace's method first, and steps are taken in units of q.
-        located: whether it has been found.
+        located: whether the start has been found.
     """
 
     model: LatentModel
@@ -112,21 +112,21 @@ class StructuredInference(eqx.Module):
         return PVI(marginal(model), solver=Laplace())
 
     def starting_at(self, found: FullGaussian) -> StructuredInference:
-        """The same, with q(Z_G) at what Laplace's method has found."""
+        """The same, with q(Z_G) set to the approximation of Laplace's method."""
         with jax.enable_x64(True):
             q = self.start.q.starting_at(found)
         return replace(self, start=Globals(q, self.start.theta), located=True)
 
     def axes(self, shared: GlobalGaussian) -> GlobalAxes | None:
-        """Along which the server climbs that starts here."""
+        """The variables in which the server's optimiser steps from this start."""
         return GlobalAxes.of(shared) if self.initialise else None
 
     def own_axes(self, own: LocalGaussian, shared: GlobalGaussian) -> LocalAxes | None:
-        """Along which a silo climbs that starts here, with its own parameters."""
+        """The variables in which a client's optimiser steps from this start."""
         return LocalAxes.of(own, shared) if self.initialise else None
 
     def initial_q(self, data: Data) -> LocalGaussian:
-        """q(Z_L | Z_G) of a silo before any data; a model that encodes its units leaves no number to keep."""
+        """q(Z_L | Z_G) of a client before any data; empty for a model with an inference network."""
         q = self._vague_q(data)
         if not self.located or self.model.local_size(data) == 0:
             return q
@@ -159,7 +159,7 @@ class StructuredInference(eqx.Module):
     def gradient(
         self, key: PRNGKeyArray, client: ClientTask, *, joint_scale: Leaf | None = None
     ) -> tuple[Float[Array, ""], Globals, LocalGaussian]:
-        """The silo's part of the bound, of its gradient, and the gradient in its own parameters."""
+        """The client's part of the bound and of its gradient, and the gradient in the client's own parameters."""
         row_key, unit_key, model_key = jax.random.split(key, 3)
         data, q = client.data, client.own.q
         units = data.units
@@ -192,7 +192,7 @@ class StructuredInference(eqx.Module):
         assert size is not None
         places = jax.random.randint(row_key, (size,), 0, data.num_rows)
         parts = (data.batch, data.weight, data.units.batch, data.units.weight)
-        # the barrier keeps XLA from gathering anew wherever a row is used
+        # the barrier prevents XLA from gathering again wherever a row is used
         batch, weight, labels, present = jax.lax.optimization_barrier(
             jax.tree.map(lambda leaf: jnp.asarray(leaf)[places], parts)
         )
@@ -237,8 +237,9 @@ def structured_inference(
 ) -> StructuredInference:
     """The parts with their defaults, by the size of the model.
 
-    With `initialise` the start is Laplace's approximation, found by some rounds of its own, and steps are in units of
-    q: then it does not matter how the model's parameters are scaled. None does so for small NumPyro models.
+    With `initialise`, additional rounds first compute Laplace's approximation, which is the start, and steps are in
+    units of its standard deviations. So the scale of the model's parameters does not matter. None does so for small
+    NumPyro models.
     """
     require_kind(model, LatentModel, "SFVI takes a model with global and local latents (`numpyro_model(...)`)")
     mean, scale = (jnp.asarray(part, dtype) for part in model.start)
@@ -292,7 +293,7 @@ class LaplaceFirst(Initialisation):
 
     Attributes:
         algorithm: that method.
-        then: the method that starts at what was found.
+        then: the method that starts at the result.
     """
 
     algorithm: PVI
@@ -329,7 +330,7 @@ class Starting(Algorithm):
 
     @abc.abstractmethod
     def starting_at(self, found: FullGaussian) -> Algorithm:
-        """The same method, starting at what its initialisation has found."""
+        """The same method, starting at the result of its initialisation."""
 
 
 def dense_family(mean: Array, scale: Array) -> DenseGlobal:

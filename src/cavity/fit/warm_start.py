@@ -21,7 +21,7 @@ from cavity.fit.fit import Fit
 class StartsFromPoint(Protocol):
     """An algorithm that can start from the point that FedAvg found."""
 
-    def taking_over(
+    def start_from_point(
         self, server: ServerState, count_rows: Callable[[], Mapping[str, float]], precision_per_row: float
     ) -> ServerState:
         """The server's state with a factor around the point for each client."""
@@ -43,7 +43,8 @@ def warm_started(fit: Fit, algorithm: Algorithm, precision_per_row: float | None
     if here is not None and there is not None:
         return _from_structured(fit, there)
     if isinstance(fit.posterior, PointMass) and isinstance(algorithm, StartsFromPoint):
-        server = algorithm.taking_over(fit.server, partial(_count_rows, fit), _precision(algorithm, precision_per_row))
+        precision = _precision(algorithm, precision_per_row)
+        server = algorithm.start_from_point(fit.server, partial(_count_rows, fit), precision)
         return replace(fit, algorithm=algorithm, server=server)
     raise CavityError(
         "a warm start is possible between SFVI and SFVI-Avg, and from FedAvg to FedEP, FedSEP or FedPA; this fit is of "
