@@ -2,11 +2,11 @@
 
 
 class CavityError(ValueError):
-    """Anything that a user can mend: bad data, a bad choice of parts, a file that cannot be read."""
+    """An error that a user can fix: bad data, an unsuitable choice of parts, a file that cannot be read."""
 
 
 class StudyError(CavityError):
-    """A study file says something that cannot be, or does not say something that it must.
+    """A study file has an invalid value, or lacks a required one.
 
     Attributes:
         problems: all of them, one line each.
@@ -26,7 +26,7 @@ class ImproperError(CavityError):
 
 
 class UnsuitableError(CavityError):
-    """Two parts do not fit: a solver asked for an ability that the model or the family lacks."""
+    """Two parts cannot be combined: for example, a solver needs a capability that the model or the family lacks."""
 
 
 class CheckpointError(CavityError):
@@ -34,15 +34,15 @@ class CheckpointError(CavityError):
 
 
 class StalledError(CavityError, RuntimeError):
-    """A run cannot go on: no client's replies can be used."""
+    """A run cannot continue: no client's replies can be used."""
 
 
 class ProtocolError(CavityError):
-    """A message that does not belong: a stranger's, another study's, or a client that lost its factor."""
+    """A message that is refused: of an unknown sender, of another study, or of a client that lost its factor."""
 
 
 def printable(text: object, most: int = 200) -> str:
-    r"""A string that came from elsewhere, fit for a log and a terminal.
+    r"""A string from another process, made safe for a log and a terminal.
 
     Control characters, newlines and marks that reverse the direction of writing become escapes, and what is too long
     is cut off.

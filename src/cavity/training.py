@@ -1,6 +1,6 @@
 """The training loop: which clients work, on which version of the posterior, and what is accepted.
 
-It knows no concrete algorithm, engine or schedule. One turn is
+It depends on no concrete algorithm, engine or schedule. One turn is
 
     plan     = schedule.next(...)                     # who
     messages = ledger.dispatch(server, plan.start)    # on what version
@@ -36,7 +36,7 @@ Observer = Callable[[Record, ServerState], None]
 OnReplies = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
 Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
 TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
-MAX_IDLE_TURNS = 100  # and one for each client: turns without an accepted reply before the loop gives up
+MAX_IDLE_TURNS = 100  # plus one for each client: turns without an accepted reply before the run stops with an error
 
 
 def _noop(*arguments: object) -> None:
@@ -211,7 +211,7 @@ def _records_of(algorithm: Algorithm, server: ServerState, rounds: BlockRounds, 
 
 def _of_those(server: ServerState, available: Sequence[str]) -> tuple[Mapping[str, float], Sequence[str]]:
     """The gaps of the clients that can be asked, and which of them are idle."""
-    if len(available) == len(server.names):  # nothing to look for among very many
+    if len(available) == len(server.names):  # no search among very many clients
         return server.gaps, server.idle
     there = set(available)
     gaps = {name: gap for name, gap in server.gaps.items() if name in there}
@@ -291,7 +291,7 @@ def run_round(
             raise StalledError(f"no client's reply could be used in {idle_turns} turns; the last: {refused[-1:]}")
     if not accepted:
         return server, None
-    # of whom this round has heard: of the others there is nothing new, and there may be very many
+    # only the clients that replied in this round: the others have not changed, and there may be very many
     reports = {name: server.clients[name].report for name in accepted}
     reports = {name: report for name, report in reports.items() if report is not None}
     virtual = {} if virtual_began is None else {"virtual_seconds": (engine.virtual_seconds or 0.0) - virtual_began}

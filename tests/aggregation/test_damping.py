@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import cavity
 from cavity import ledger
-from cavity.aggregation import Adaptive, Fixed, one_over
+from cavity.aggregation import Adaptive, Fixed
 from cavity.core.messages import ClientUpdate, Reply, Report
 from cavity.distributions import DiagonalGaussian
 from cavity.errors import CavityError
@@ -39,10 +39,6 @@ def test_fixed_is_always_the_same(rho, gaps):
 def test_fixed_lies_between_zero_and_one(rho):
     with pytest.raises(CavityError, match=r"\(0, 1\]"):
         Fixed(rho)
-
-
-def test_one_over_the_number_of_clients():
-    assert exponents(one_over(4), [[1.0] * 4]) == [0.25] * 4
 
 
 def test_adaptive_starts_at_one():
@@ -148,7 +144,7 @@ def test_a_product_that_no_exponent_saves_is_refused():
 
 @pytest.mark.parametrize(
     ("schedule", "damping"),
-    [(Synchronous(), one_over(3)), (Sequential(), Fixed(0.5))],
+    [(Synchronous(), Fixed(1 / 3)), (Sequential(), Fixed(0.5))],
     ids=["synchronous, 1/M", "sequential, 1/2"],
 )
 def test_fixed_points_do_not_depend_on_damping(schedule, damping):

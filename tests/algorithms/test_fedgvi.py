@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 import cavity
 from cavity import losses
-from cavity.aggregation import Fixed, one_over
+from cavity.aggregation import Fixed
 from cavity.algorithms.cavities import OwnFactor
 from cavity.algorithms.factors import FactorAlgorithm, FactorClient, Factors
 from cavity.core import Problem
@@ -105,7 +105,7 @@ def test_lemma_4_6_damped():
     def measure(record, server):
         errors.append(max(np.abs((server.entries[n] / targets[n]).precision).max() for n in clients))
 
-    method = cavity.FedGVI(model, NLL, WeightedKL(0.7), damping=one_over(num_clients))
+    method = cavity.FedGVI(model, NLL, WeightedKL(0.7), damping=Fixed(1 / num_clients))
     cavity.run(method, clients, rounds=12, tolerance=0.0, observers=[measure])
     np.testing.assert_allclose(np.array(errors[1:]) / errors[:-1], (num_clients - 1) / num_clients, rtol=1e-9)
 
@@ -159,7 +159,7 @@ def test_proposition_4_3_the_opinion_pool():
     """Damping 1/M: the posterior is the geometric mean of the tilted distributions, after any number of rounds."""
     model, clients = logistic_regression(2), split(classes())
     loss = losses.Beta(0.5)
-    method = cavity.FedGVI(model, loss, damping=one_over(len(clients)))
+    method = cavity.FedGVI(model, loss, damping=Fixed(1 / len(clients)))
     fit = cavity.run(method, clients, rounds=2, tolerance=0.0)
     tilted = []
     for name, data in fit.clients.items():

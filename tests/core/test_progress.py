@@ -24,7 +24,7 @@ def moment(**changes):
 
 
 def test_a_line_says_how_far_how_fast_and_how_long():
-    text = "round 2 of at most 5, 300 of 1,000 clients, residual 1.0e-02, 1,234 clients/s, at most 1:02:05 left"
+    text = "round 2 of at most 5, 300 of 1,000 clients, change 1.0e-02 nats, 1,234 clients/s, at most 1:02:05 left"
     assert str(moment()) == text
     sampled = str(moment(gap=float("inf"), visits_in_round=10, visits=4, clients_per_second=2.345, seconds_left=5.0))
     assert sampled == "round 2 of at most 5, 4 of 10 clients, 2.35 clients/s, at most 0:05 left"

@@ -65,7 +65,7 @@ def test_a_round_goes_through_those_alone_who_worked(monkeypatch):
     engine.close()
     assert len(passed) < 1000  # checks of types look at the first
     assert server.clients.roster is roster
-    assert server.clients.told.keys() == seen
+    assert server.clients.records.keys() == seen
     assert server.entries == {}
     assert server.idle is server.names
     with pytest.raises(ProtocolError, match=r"'whitby' is not a member.* and 199,980 others"):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cavity import losses
-from cavity.aggregation import one_over
+from cavity.aggregation import Fixed
 from cavity.algorithms import PVI, FedGVI
 from cavity.datasets import partition
 from cavity.distributions import DiagonalGaussian
@@ -50,7 +50,7 @@ def fedgvi_toys(journal: Journal, size: Size, seed: int) -> None:
 def location_methods(num_clients: int) -> dict[str, Any]:
     """For the location of unit-variance normal rows."""
     model = normal_location(prior_scale=1.0)
-    pool = one_over(num_clients)  # weights that look at the cavity move with it, so it moves slowly
+    pool = Fixed(1 / num_clients)  # the weights depend on the cavity, so it should change slowly
     return {
         NOT_ROBUST: PVI(model),
         "beta 0.5": FedGVI(model, losses.Beta(0.5)),

@@ -1,4 +1,4 @@
-"""The 2-Wasserstein barycentre of Gaussians: an average of what they say, where a product adds it up.
+"""The 2-Wasserstein barycentre of Gaussians: an average of their information, whereas a product adds it up.
 
     argmin over q of sum_j w_j W2(q, q_j)^2,    q_j = N(m_j, Sigma_j)
 
@@ -15,8 +15,9 @@ from any positive definite start. It is computed on roots, S = L L' and Sigma_j 
 
     L <- sum_j w_j R_j U_j,    U_j the orthogonal factor of R_j' L = U_j (L' Sigma_j L)^1/2
 
-because L^-T (L' Sigma_j L)^1/2 = L^-T (R_j' L)' U_j = R_j U_j. So each root is turned to face the current one, and the
-average is taken. No covariance is formed and nothing is inverted, which would cost the digits of the narrow directions.
+because L^-T (L' Sigma_j L)^1/2 = L^-T (R_j' L)' U_j = R_j U_j. So each root is rotated to align with the current one,
+and the average is taken. No covariance is formed and nothing is inverted, which would cost the digits of the narrow
+directions.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class CombiningServer(ServerPart):
 
     @abc.abstractmethod
     def exchange(self, seed: Leaf, version: Leaf, method: PyTree) -> PyTree:
-        """What all clients are sent in one round: noise of the global latents, a key, what the server knows."""
+        """What all clients are sent in one round: noise of the global latents, a key, shared parameters."""
 
     @abc.abstractmethod
     def combine(

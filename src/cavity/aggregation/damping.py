@@ -1,7 +1,7 @@
 """The exponent of each delta: q <- q * delta ** exponent.
 
-Fixed points do not depend on it; whether and how fast they are reached does. A product that would be improper
-is not damping's concern alone: the ledger halves the exponents until it is proper and tells the damping so.
+Fixed points do not depend on it; whether and how fast they are reached does. If the posterior would be improper, the
+server halves the exponents until it is proper, and calls `backed_off` of the damping.
 """
 
 from __future__ import annotations
@@ -36,19 +36,12 @@ class Fixed(Damping):
         return state
 
 
-def one_over(num_clients: int) -> Fixed:
-    """Exponent 1/M: the logarithmic opinion pool (FedGVI, proposition 4.3), safe and slow."""
-    if num_clients < 1:
-        raise CavityError(f"there must be at least one client, not {num_clients}")
-    return Fixed(1.0 / num_clients)
-
-
 class AdaptiveState(eqx.Module):
-    """The exponent in force, and what it is judged by.
+    """The current exponent, and the statistics from which it is chosen.
 
     Attributes:
         exponent: of the next delta.
-        previous: the sum of all members' residuals at the end of the last round.
+        previous: the sum of all clients' gaps at the end of the last round.
         replies: how many replies this round has so far.
     """
 
@@ -58,13 +51,13 @@ class AdaptiveState(eqx.Module):
 
 
 class Adaptive(Damping):
-    """Start at 1, back off when the residual grows or the product is improper, recover after.
+    """Start at 1, decrease when the gaps grow or the posterior is improper, and increase again afterwards.
 
-    The last residuals of all members are summed, and compared from round to round (as many replies as there are
-    members): who happens to reply, in a sequential pass or asynchronously, is not mistaken for a trend.
+    The last gaps of all clients are summed, and the sums of consecutive rounds (as many replies as there are clients)
+    are compared. So in sequential or asynchronous runs the sum does not depend on which client has just replied.
 
     Attributes:
-        smallest: the residual alone never drives the exponent below this.
+        smallest: growing gaps never reduce the exponent below this.
         recovery: the factor by which the exponent grows after a round that did better.
     """
 
@@ -89,9 +82,9 @@ class Adaptive(Damping):
 
 
 class Stale(Damping):
-    """Another damping's exponents, weakened by age: exponent / (1 + versions since the posterior was read).
+    """Another damping's exponents, reduced by age: exponent / (1 + versions since the posterior was sent).
 
-    Replies of an asynchronous run answer posteriors that others have changed since.
+    In an asynchronous run the posterior has changed since it was sent to the client.
     """
 
     fresh: Damping

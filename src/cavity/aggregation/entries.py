@@ -96,7 +96,7 @@ def _improper_alone(
 ) -> dict[str, str]:
     """The clients whose update makes the posterior improper by itself, with the reason.
 
-    A stale update, or one of a method whose updates are no quotient of proper distributions, may need more halvings.
+    A stale update, or one of a method whose updates are not quotients of proper distributions, may need more halvings.
     """
 
     def scale_alone(reply: Reply, exponent: float) -> float | Leaf:
@@ -183,7 +183,7 @@ class EntryConvergence(Convergence):
         always; in a sequential one the local terms are a pass apart. NaN before every client has replied once, and
         under an improper prior, whose constant is arbitrary.
         """
-        if len(server.clients.told) < len(server.clients) or not hasattr(type(posterior), "log_partition"):
+        if len(server.clients.records) < len(server.clients) or not hasattr(type(posterior), "log_partition"):
             return float("nan")
         reports = [record.report for record in server.clients.values()]
         if any(report is None for report in reports):

@@ -4,8 +4,8 @@ A posterior is a product, `q = prior * factor_1 * ... * factor_M`, and a method 
 
     cavity  = posterior / factor               # Distribution: the algebra
     tilted  = argmin E[loss] + divergence      # Loss, Divergence, gathered in a Problem, found by a Solver
-    delta   = tilted / posterior               # Algorithm: the client's half
-    factor  = factor * delta ** exponent       # Algorithm: the server's half; the exponent is Damping's choice
+    delta   = tilted / posterior               # Algorithm: the client part
+    factor  = factor * delta ** exponent       # Algorithm: the server part; Damping chooses the exponent
 
 A Schedule says who works when, an Engine where. A new part is a new final class in a file of its own.
 Numbers are array leaves, so that a sweep over them does not recompile; counts and names are static.

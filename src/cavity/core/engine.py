@@ -49,7 +49,7 @@ class Engine(abc.ABC):
     def advance(self, server: ServerState, num_rounds: int) -> tuple[ServerState, BlockRounds] | None:
         """A block of synchronous rounds as one program; None where this engine or method cannot.
 
-        The block ends before a round with a reply that must be refused, and may so be empty. The loop then continues
+        The block ends before a round with a reply that must be refused, so it may be empty. The loop then continues
         with `submit` and `collect`.
         """
         return None
@@ -68,7 +68,7 @@ class Engine(abc.ABC):
         return None
 
     def tell(self, client: str, reason: str) -> None:
-        """Tell a client in another process why its reply was refused."""
+        """Send a client in another process the reason why its reply was refused."""
         return
 
     def refused(self) -> list[str]:
@@ -86,5 +86,5 @@ class Engine(abc.ABC):
         return None
 
     def close(self) -> None:
-        """End what runs beside the program."""
+        """Stop the engine's threads and processes."""
         return

@@ -1,4 +1,4 @@
-"""The records that travel between server and clients, and those that each side keeps: pytrees and plain numbers only.
+"""The records that are sent between server and clients, and those that each side keeps: pytrees and plain numbers only.
 
 A `Message` goes from the server to one client, and a `Reply` comes back. The ledger checks their headers (client,
 version, sequence). Their contents (`ClientInput`, `ClientUpdate`) are pytrees of arrays with the same structure for
@@ -35,7 +35,7 @@ class Report(Record):
     """What a client reports about one local solve, beside its update. Scalars, in nats where they are energies.
 
     Attributes:
-        residual: KL(tilted : posterior), how far this client's data still pull; zero at a fixed point.
+        gap: KL(tilted : posterior), how far this client's data would still move the posterior; zero at a fixed point.
         free_energy: the local free energy E_q[log p(y_m | theta) / t_m(theta)] at the posterior received
             (PVI, property 2.2); NaN where the algorithm does not define it.
         steps: iterations of the solver.
@@ -55,7 +55,7 @@ class ClientInput(Record):
     Attributes:
         posterior: the server's posterior at the message's version.
         entry: this client's entry of the ledger (its accepted factor, with the method's per-client state).
-        shared: whatever else the algorithm sends to everybody (hyperparameters, an average factor).
+        shared: what else the algorithm sends to all clients (hyperparameters, an average factor).
     """
 
     posterior: PyTree
@@ -96,7 +96,7 @@ class Acknowledgement(Record):
 
 @record
 class Message(Record):
-    """From the server to one client. `settled` tells the client which of its replies was accepted last."""
+    """From the server to one client. `settled` is the client's last accepted reply."""
 
     client: str
     version: int
@@ -127,7 +127,7 @@ class Pending(Record):
 
 @record
 class ClientState(Record):
-    """What stays at a client between messages; nothing that matters, unless the method keeps latents there.
+    """What stays at a client between messages. For most methods it can be lost without harm.
 
     Attributes:
         local: latent variables that never leave the client (None for most methods).
@@ -183,16 +183,16 @@ class Roster(Record):
 class Clients(Record, Mapping[str, ClientRecord]):
     """The bookkeeping of all clients: an immutable mapping; `|` gives another one.
 
-    Clients that have never been sent a message share one record. So a change costs as much as there are clients that
-    have ever worked, and one more round with ten of very many costs hardly anything.
+    Clients that have never been sent a message share one record. So the cost of a change grows with the number of
+    clients that have been sent a message, not with the number of all clients.
 
     Attributes:
         roster: the names of all clients.
-        told: the records of those that have been sent a message.
+        records: those of the clients that have been sent a message.
     """
 
     roster: Roster
-    told: dict[str, ClientRecord]
+    records: dict[str, ClientRecord]
 
     @classmethod
     def of(cls, records: Mapping[str, ClientRecord]) -> "Clients":
@@ -205,7 +205,7 @@ class Clients(Record, Mapping[str, ClientRecord]):
         return cls(Roster(tuple(dict.fromkeys(names))), {})
 
     def __getitem__(self, name: str) -> ClientRecord:
-        found = self.told.get(name)
+        found = self.records.get(name)
         if found is None and name not in self.roster.members:
             raise KeyError(name)
         return NEW_CLIENT if found is None else found
@@ -217,24 +217,24 @@ class Clients(Record, Mapping[str, ClientRecord]):
         return len(self.roster.names)
 
     def __or__(self, records: Mapping[str, ClientRecord]) -> "Clients":
-        newcomers = [name for name in records if name not in self.told and name not in self.roster.members]
+        newcomers = [name for name in records if name not in self.records and name not in self.roster.members]
         roster = Roster((*self.roster.names, *newcomers)) if newcomers else self.roster
-        return Clients(roster, {**self.told, **records})
+        return Clients(roster, {**self.records, **records})
 
     def without(self, name: str) -> "Clients":
         """All but one."""
         names = tuple(other for other in self.roster.names if other != name)
-        return Clients(Roster(names), {key: record for key, record in self.told.items() if key != name})
+        return Clients(Roster(names), {key: record for key, record in self.records.items() if key != name})
 
     @property
     def waiting(self) -> tuple[str, ...]:
         """Those with a message outstanding."""
-        return tuple(name for name, record in self.told.items() if record.waiting is not None)
+        return tuple(name for name, record in self.records.items() if record.waiting is not None)
 
     @property
     def set_aside(self) -> tuple[str, ...]:
         """The clients that are no longer asked, since too many of their replies in a row were refused."""
-        return tuple(name for name, record in self.told.items() if record.refusals >= MAX_REFUSALS)
+        return tuple(name for name, record in self.records.items() if record.refusals >= MAX_REFUSALS)
 
 
 NEW_CLIENT = ClientRecord()
@@ -270,7 +270,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Gaps(Mapping[str, float]):
-    """The last residual of each client that is not set aside; infinite before its first reply."""
+    """The last gap of each client that is not set aside; infinite before its first reply."""
 
     clients: Clients
 
@@ -286,8 +286,8 @@ class Gaps(Mapping[str, float]):
 
     @property
     def largest(self) -> float:
-        """Of all clients; a NaN counts, which max() would overlook."""
-        if len(self.clients.told) < len(self.clients):
+        """The largest gap of all clients; NaN if one of them is NaN."""
+        if len(self.clients.records) < len(self.clients):
             return float("inf")
         return float(np.max(list(self.values()))) if len(self) else float("inf")
 
@@ -343,5 +343,5 @@ class ServerState(Record):
 
     @property
     def gaps(self) -> Gaps:
-        """The last residual of each client that is not set aside; infinite before its first reply."""
+        """The last gap of each client that is not set aside; infinite before its first reply."""
         return Gaps(self.clients)

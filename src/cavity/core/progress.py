@@ -1,4 +1,4 @@
-"""How far a run is, how fast, and how long it may still take."""
+"""The progress of a run, its speed, and the time that it may still take."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ EVERY_SECONDS_IN_A_FILE = 30.0
 
 @dataclass(frozen=True)
 class Progress:
-    """A moment of a run.
+    """The progress of a run at one moment.
 
     Attributes:
         round: the round that is under way, from 1.
-        rounds: the most that there will be.
+        rounds: the maximum number of rounds.
         visits: accepted replies of this round so far.
         visits_in_round: how many make a round.
-        residual: the largest after the last whole round, in nats; NaN in the first, infinite before all have
-            replied, and after an improper start.
+        gap: the largest gap after the last complete round, in nats; NaN in the first round, infinite before all clients
+            have replied, and after an improper start.
         clients_per_second: replies per second since the run began.
         seconds_left: at that speed, if all rounds are needed.
     """
@@ -40,8 +40,8 @@ class Progress:
         parts = [f"round {self.round} of at most {self.rounds}"]
         if self.visits_in_round > 1:
             parts.append(f"{self.visits:,} of {self.visits_in_round:,} clients")
-        if math.isfinite(self.gap):  # in sampled rounds it is infinite until everybody has replied
-            parts.append(f"residual {self.gap:.1e}")
+        if math.isfinite(self.gap):  # in sampled rounds it is infinite until all clients have replied
+            parts.append(f"change {self.gap:.1e} nats")
         speed = self.clients_per_second
         parts.append(f"{speed:,.0f} clients/s" if speed >= 100 else f"{speed:.3g} clients/s")
         parts.append(f"at most {_duration(self.seconds_left)} left")
@@ -79,7 +79,7 @@ class ProgressLine:
 
 
 class Stopwatch:
-    """Counts replies over a run and tells a watcher about them."""
+    """Counts replies over a run and reports them to a watcher."""
 
     def __init__(self, watcher: Watcher | None, rounds: int):
         self._watcher, self._rounds = watcher, rounds
@@ -89,7 +89,7 @@ class Stopwatch:
     def begin(self, rounds_done: int, visits_in_round: int, last: Sequence[Mapping[str, Any]]) -> None:
         """So many rounds are done; `last` is the record of the last one, if there is one."""
         self._rounds_done, self._visits_in_round = rounds_done, visits_in_round
-        self._residual = last[-1]["gap"] if last else float("nan")
+        self._gap = last[-1]["gap"] if last else float("nan")
 
     def on_replies(self, visits: int, new_replies: int) -> None:
         """So many visits since `begin`, the newest by so many replies."""
@@ -107,7 +107,7 @@ class Stopwatch:
                 rounds=self._rounds,
                 visits=visits,
                 visits_in_round=self._visits_in_round,
-                gap=self._residual,
+                gap=self._gap,
                 clients_per_second=speed,
                 seconds_left=left / speed if speed > 0 else float("inf"),
             )

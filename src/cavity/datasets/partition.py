@@ -309,7 +309,7 @@ def by_column(values: ArrayLike) -> Partition:
     column = _one_dimensional(values)
     names, codes = np.unique([str(value) for value in column], return_inverse=True)
     if num_missing := sum(value is None or str(value) in ("", "nan", "NaT", "<NA>") for value in column):
-        raise ValueError(f"the column has {num_missing} missing values; fill in the client of these rows, or drop them")
+        raise ValueError(f"the column has {num_missing} missing values; name the client of these rows, or drop them")
     return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
 
 

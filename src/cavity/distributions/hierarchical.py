@@ -37,7 +37,7 @@ class Hierarchical(Density):
     Attributes:
         shared: the density of phi.
         conditional: the density of theta given phi, such as `PseudoObservations`; None where theta is phi.
-        pull: the correction, what the rows say about phi beyond `conditional`. It is not proper, and only
+        pull: the correction, the information of the rows about phi that `conditional` lacks. It is not proper, and only
             `solvers/shared_descent.py` uses it; None where it is not needed.
     """
 
@@ -64,7 +64,7 @@ class Hierarchical(Density):
         return Hierarchical(self.shared**exponent, conditional, None if self.pull is None else self.pull**exponent)
 
     def concentrated(self) -> Hierarchical:
-        """What all factors share is at its mean; the conditional part keeps its variance."""
+        """The shared parameters are fixed at their mean; the conditional part keeps its variance."""
         return replace(self, shared=self.shared.concentrated())
 
     def towards(self, other: Hierarchical, share: Number) -> Hierarchical:

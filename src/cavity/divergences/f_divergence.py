@@ -34,7 +34,7 @@ class FDivergence(Divergence):
     whose error falls slowly. Use it to try out a divergence; implement one with a closed form as a class of its own.
 
     Attributes:
-        f: convex on (0, inf), in JAX, elementwise, with f(1) = 0. Define it once: a new function compiles anew.
+        f: convex on (0, inf), in JAX, elementwise, with f(1) = 0. Define it once: a new function is compiled again.
 
     Example:
         >>> from cavity.distributions import DiagonalGaussian

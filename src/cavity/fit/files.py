@@ -110,7 +110,7 @@ def _is_saved_fit(parts: PyTree) -> bool:
         all(is_a(parts.get(key), kind) for key, kind in kinds.items())
         and all(is_a(state, ClientState) for state in parts["clients"].values())
         and _is_closing(parts.get("closing"))
-        and parts["server"].clients.told.keys() <= set(parts["server"].names)
+        and parts["server"].clients.records.keys() <= set(parts["server"].names)
     )
 
 

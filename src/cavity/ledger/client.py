@@ -31,7 +31,7 @@ def open_client(algorithm: Algorithm, data: PyTree, *, held_by_clients: bool = F
 
 
 def settle(algorithm: Algorithm, state: ClientState, message: Message) -> ClientState:
-    """Learn the fate of the pending answer: commit it with the exponent that the server gave, or drop it."""
+    """Commit the pending update with the exponent that the server gave, or drop it if the server refused it."""
     pending, settled = state.pending, message.settled
     if pending is not None and pending.sequence == settled.sequence:
         entry = state.entry
@@ -54,10 +54,10 @@ def settled_local(state: ClientState, sequence: int) -> PyTree:
 
 
 def is_stale(state: ClientState, message: Message) -> bool:
-    """Whether a client that keeps something has answered a newer message: then this one is to be ignored.
+    """Whether a client with local state has already answered a newer message, so that this one must be ignored.
 
-    It was overtaken on its way. The server waits for it no more, and to settle by it would undo what the newer one
-    settled. A client that keeps nothing answers whatever comes; the server refuses what it does not want.
+    The server no longer waits for a reply to it, and settling by it would undo what the newer message settled. A client
+    without local state answers every message; the server refuses replies that it does not need.
     """
     pending = state.pending
     if pending is None or (state.entry is None and pending.local is None and state.spent is None):
@@ -66,7 +66,7 @@ def is_stale(state: ClientState, message: Message) -> bool:
 
 
 def stored_reply(state: ClientState, message: Message) -> Reply | None:
-    """The reply already given to this very message, so that a repeated request takes no second step."""
+    """The stored reply to the same message, so that a repeated request takes no second step."""
     pending = state.pending
     if pending is None or (pending.version, pending.sequence) != (message.version, message.sequence):
         return None
@@ -83,7 +83,7 @@ def commit(
 ) -> tuple[ClientState, Reply]:
     """Keep the update as pending and make the reply. A client writes this state before it sends.
 
-    What was spent is committed at once: it stays spent whatever becomes of the reply.
+    The privacy budget that was spent is committed at once: it stays spent even if the reply is lost or refused.
     """
     pending = Pending(message.sequence, message.version, update, local)
     reply = Reply(message.client, message.version, message.sequence, update)

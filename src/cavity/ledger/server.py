@@ -145,7 +145,7 @@ def receive(
     replies: Iterable[Reply],
     problem_with: Callable[[PyTree], str | None] = lambda posterior: None,
 ) -> tuple[ServerState, Outcome]:
-    """Merge what may be merged, refuse the rest; the server's half of one exchange.
+    """Merge the valid replies and refuse the others: the server's part of one exchange.
 
     Args:
         algorithm: the method.
@@ -194,7 +194,7 @@ def _receive(algorithm: Algorithm, server: ServerState, replies: Iterable[Reply]
             records[name] = replace(records[name], settled=settled, report=report, refusals=0)
             outcome.accepted[name] = exponent
         else:
-            reason = change.reasons.get(name, "no exponent makes its product with the rest proper")
+            reason = change.reasons.get(name, "no exponent makes the posterior proper")
             outcome.refused.append((name, reason))
     server = replace(
         server,
@@ -219,13 +219,13 @@ def count_refusals(algorithm: Algorithm, server: ServerState, names: Iterable[st
 
 
 def readmit(server: ServerState) -> ServerState:
-    """Ask those again that were set aside."""
+    """Ask the clients again that were set aside."""
     again = {name: replace(server.clients[name], refusals=0) for name in server.clients.set_aside}
     return replace(server, clients=server.clients | again) if again else server
 
 
 def _plain(report: Report) -> Report:
-    """In Python's own numbers, which take a quarter of the memory of arrays."""
+    """A report with plain Python numbers, which take a quarter of the memory of arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf).item(), report)
 
 

@@ -1,4 +1,4 @@
-"""Who works when."""
+"""Schedules: which clients work when."""
 
 from cavity.core.lazy_loading import listing
 from cavity.schedules.asynchronous import Asynchronous

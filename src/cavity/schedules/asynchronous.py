@@ -1,4 +1,4 @@
-"""Nobody waits: a client starts again on the newest posterior as soon as its reply is in."""
+"""No client waits for another: it starts again on the newest posterior as soon as its reply has arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from cavity.core import Plan, Schedule
 
 
 class Asynchronous(Schedule):
-    """All idle clients start; the server goes on after one reply. Others may be stale, and still count once."""
+    """All idle clients start; the server continues after each reply.
+
+    A reply may answer an older posterior; it still counts once.
+    """
 
     def init(self, names: Sequence[str]) -> PyTree:
         return None

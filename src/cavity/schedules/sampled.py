@@ -1,4 +1,4 @@
-"""Some clients at a time, drawn at random: what federations of very many clients do."""
+"""Random clients in each round, for federations of very many clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SampledCount(Schedule):
 
 
 class SampledShare(Schedule):
-    """Each client with probability `share`, independently; a draw of nobody is drawn again."""
+    """Each client with probability `share`, independently; an empty sample is drawn again."""
 
     share: float
 

@@ -1,7 +1,7 @@
-"""One client at a time, each on the posterior that the one before it left. A round is a pass over all.
+"""One client at a time, each on the posterior after the client before it. A round is a pass over all.
 
-Three orders: as the clients were given, shuffled anew for each pass, or by the size of their last change, the
-largest first. They differ only in how a pass is ordered; `_Pass` says where in it the run stands.
+Three orders: as the clients were given, shuffled for each pass, or by their last gap, the largest first. `Pass` is the
+position within a pass.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SequentialShuffled(Schedule):
 
 
 class SequentialLargestFirst(Schedule):
-    """In the order of the last residual, the largest first; clients without a reply before all others."""
+    """In the order of the last gap, the largest first; clients without a reply before all others."""
 
     def init(self, names: Sequence[str]) -> Pass:
         return Pass()

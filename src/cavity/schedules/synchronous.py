@@ -1,4 +1,4 @@
-"""Everybody works on the same posterior, and the server waits for all."""
+"""All clients work on the same posterior, and the server waits for all replies."""
 
 from __future__ import annotations
 

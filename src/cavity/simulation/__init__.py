@@ -1,1 +1,1 @@
-"""Where a client half runs."""
+"""Engines that run all clients in one process."""

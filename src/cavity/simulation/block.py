@@ -1,6 +1,6 @@
 """A block of synchronous rounds, client and server parts together, as one program.
 
-It computes the same as one round after the other through the ledger, without the way to the host in between. A round
+It computes the same as rounds one after the other through the ledger, without transfers to the host in between. A round
 with a reply that the ledger would refuse ends the block before it, so that refusals are decided in one place. Clients
 of different shapes are stacked in buckets of their own.
 """
@@ -41,8 +41,8 @@ def run_block(
     """`num_rounds` rounds.
 
     Returns:
-        The federation after them; the records, with the rounds as leading axis; and how many rounds count: from the
-        first on with a reply that cannot be used, the federation stays as it was.
+        The federation after them; the records, with the rounds as leading axis; and how many rounds count: the block
+        ends before the first round with a reply that cannot be used.
     """
     start = jax.tree.map(jnp.asarray, start)
 

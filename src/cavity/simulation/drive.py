@@ -1,8 +1,8 @@
-"""How client parts are run: one driver, two ways, because they differ by a factor of ten on a CPU.
+"""How client parts are run: as one compiled loop or step by step. The faster of the two saves a factor of ten on a CPU.
 
 A small model (a regression) is one compiled loop, since starting a program for every step would dominate. A large one
-(a network) is a sequence of compiled steps that the host starts without waiting, each in the memory of the step before
-it, since inside a compiled loop element-wise work and random numbers run on one thread.
+(a network) is a sequence of compiled steps that the host starts without waiting, each reusing the memory of the step
+before it, since inside a compiled loop element-wise work and random numbers run on one thread.
 
 Both run all clients of a stack at once, by `vmap`, and on several devices each device runs its share.
 """
@@ -29,10 +29,10 @@ from cavity.core.random import name_number
 from cavity.simulation.stacks import AXIS
 
 A = TypeVar("A", bound=Algorithm)
-Shared = tuple[ClientPart, ClientInput | None]  # what is the same for all clients of a stack
+Shared = tuple[ClientPart, ClientInput | None]  # the same for all clients of a stack
 Static = tuple[PyTree, tuple[PyTree, ...]]  # the structure of a tree without its arrays, and the rest of it
 Outcome = tuple[ClientUpdate, PyTree, PyTree]  # update, local state, what is spent
-LARGE = 20_000  # numbers in a posterior from which on steps are dispatched one by one
+LARGE = 20_000  # numbers in a posterior from which steps are dispatched one by one
 LOOK_EVERY = 25  # dispatched steps between two checks whether all clients are done
 
 
@@ -62,14 +62,17 @@ class Work(eqx.Module):
 
 
 def inputs_of(common: ClientInput | None, own: ClientInput) -> ClientInput:
-    """All that one client receives: what everybody does, with its own entry."""
+    """All that one client receives: the common part and its own entry."""
     return own if common is None else replace(common, entry=own.entry)
 
 
 def solve(solver: Solver, key: PRNGKeyArray, problem: PyTree) -> PyTree:
-    """init, step until done, result. Step i has its own key, so a solve does not depend on who runs beside it."""
+    """init, step until done, result.
+
+    Step i has its own key, so a solve does not depend on the other clients of the stack.
+    """
     state = solver.init(problem)
-    if solver.unrolled is not None:  # a loop would only be in the compiler's way
+    if solver.unrolled is not None:  # without a loop it compiles faster
         for i in range(solver.unrolled):
             state = solver.step(jax.random.fold_in(key, jnp.uint32(i)), problem, state)
         return solver.result(problem, state)
@@ -91,7 +94,7 @@ def run_client(
     private_key: UInt32[Array, " 2"] | None = None,
     spent: PyTree = None,
 ) -> Outcome:
-    """All that a client does with one message: a pure function of what it receives and what it holds.
+    """All that a client does with one message: a pure function of the message, the local state and the data.
 
     Args:
         client: the method's client part.
@@ -224,7 +227,7 @@ def run_as_steps(client: ClientPart, work: Work, mesh: Mesh | None) -> Outcome:
     states, cavities = _begin(client, work, mesh)
     known, i = client.solver.steps_for(np.asarray(work.data.num_rows)), 0
     last = None if known is None else int(np.max(known))
-    alike = known is not None and int(np.min(known)) == last  # then no client has to be held back
+    alike = known is not None and int(np.min(known)) == last  # then all clients are done after the same step
     arrays, rest = eqx.partition((client, work, cavities, mesh, not alike), eqx.is_array)
     leaves, structure = jax.tree.flatten(rest)
     while i < last if last is not None else (i % LOOK_EVERY or not _all_done(client.solver, states)):
@@ -234,7 +237,8 @@ def run_as_steps(client: ClientPart, work: Work, mesh: Mesh | None) -> Outcome:
 
 
 def numbers_as_leaves(algorithm: A) -> A:
-    """The method with floats as arrays: a float would be a constant of a program, and each value need its own.
+    """The method with floats as arrays: a float would be compiled in as a constant, and each value would need its own
+    program.
 
     How a table becomes numbers is left out, since no program needs it.
     """
@@ -249,7 +253,7 @@ def numbers_as_leaves(algorithm: A) -> A:
 
 
 def in_own_precision(algorithm: Algorithm, inputs: PyTree) -> PyTree:
-    """What clients receive, in the precision of the prior: the ledger is in double, a network stays in single."""
+    """What clients receive, in the precision of the prior: the ledger uses double, a network may use single."""
     dtype = jnp.result_type(*jax.tree.leaves(algorithm.prior))
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, inputs)
 
@@ -270,7 +274,7 @@ def run_clients(algorithm: Algorithm, work: Work, mesh: Mesh | None) -> Outcome:
 
 @eqx.filter_jit
 def client_keys(seed: Array, versions: Array, sequences: Array, names: Array) -> Key[Array, " clients"]:
-    """A key from (seed, version, attempt, client): the same in every engine, whichever clients work beside it."""
+    """A key from (seed, version, attempt, client): the same in every engine, whichever other clients take part."""
 
     def one(version: Array, sequence: Array, name: Array) -> PRNGKeyArray:
         key = jax.random.key(seed)

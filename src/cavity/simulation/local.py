@@ -4,7 +4,7 @@ Clients' data are stacked once, in buckets of similar size, padded with copies o
 devices. What is queued runs as one program per bucket. Clients whose entries or local states have different shapes
 cannot share a program; then each shape has a program of its own.
 
-Time is virtual: with `seconds` per visit and client, replies come in the order in which they would.
+Time is simulated: with `seconds` per visit and client, replies are ordered by the time at which they would arrive.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LocalEngine(Engine):
         self._queue.append((self._now + self._seconds.get(message.client, 0.0), message))
 
     def collect(self, num_replies: int) -> list[Reply]:
-        self._queue.sort(key=lambda due: due[0])  # stable: those due together stay in order
+        self._queue.sort(key=lambda due: due[0])  # stable: replies due at the same time keep their order
         if num_replies < len(self._queue):
             horizon = self._queue[num_replies - 1][0]
         else:
@@ -235,6 +235,6 @@ def _reordered(records: PyTree, places: np.ndarray) -> PyTree:
 
 
 def _signature(tree: PyTree) -> Hashable:
-    """What two clients must share to run in one program: structure, shapes and kinds of numbers."""
+    """What must be equal for two clients to run in one program: structure, shapes and kinds of numbers."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves)

@@ -1,4 +1,4 @@
-"""Clients' data as few large arrays: padded, in buckets of similar size, spread over the devices that are there."""
+"""Clients' data as few large arrays: padded, in buckets of similar size, divided among the available devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Bucket:
 def buckets(clients: Mapping[str, Data], mesh: Mesh) -> list[Bucket]:
     """Clients of one form and similar size together, in the order given: none is padded to more than twice its rows.
 
-    Few rows in all stay together however unlike their clients are: to compile another program would take longer.
+    If there are few rows in total, all clients are in one bucket, whatever their sizes: compiling another program would
+    take longer.
     """
     sizes = {name: len(data.weight) for name, data in clients.items()}
     forms = {name: _form(data) for name, data in clients.items()}

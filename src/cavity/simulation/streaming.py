@@ -1,10 +1,10 @@
 """Clients too many to hold: loaded in chunks from their source, the next chunk while this one is computed.
 
 Memory is that of a few chunks, however many clients there are. It is for methods whose clients keep nothing between
-messages; rows, where a method has them, are at the server.
+messages; entries, if a method has them, are at the server.
 
-Clients differ in size, and a chunk takes as long as its largest. Where the source can tell how large they are, those of
-similar size work together; no number depends on it.
+Clients differ in size, and a chunk takes as long as its largest. If the source knows their sizes, clients of similar
+size run together; the results do not depend on this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cavity.simulation.drive import Work, common_inputs, in_own_precision, messa
 from cavity.simulation.stacks import FEW_ROWS, device_mesh, everywhere, splitting, spread, stack
 
 LARGEST_CHUNK = 256  # clients
-CHUNK_BYTES = 2**28  # of posteriors: each client of a chunk has some copies of its own while it works
+CHUNK_BYTES = 2**28  # of posteriors: each client of a chunk needs some copies of the posterior
 
 
 def suitable_chunk(posterior: PyTree) -> int:
@@ -49,11 +49,11 @@ class StreamingEngine(Engine):
         self._traced = numbers_as_leaves(algorithm)
         self._mesh = device_mesh()
         self._queue: deque[Message] = deque()
-        self._sizes: dict[str, int] = {}  # rows of those in the queue, where the source can tell
+        self._sizes: dict[str, int] = {}  # rows of the clients in the queue, if the source knows them
         self._in_order = True
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="cavity-prefetch")
         self._ahead: tuple[list[Message], Future[Data]] | None = None
-        self._told: tuple[ClientInput | None, ClientInput | None] = (None, None)  # as it came, and on the devices
+        self._told: tuple[ClientInput | None, ClientInput | None] = (None, None)  # as received, and on the devices
         self._compute_seconds = 0.0
 
     @property
@@ -86,7 +86,7 @@ class StreamingEngine(Engine):
     def _next_chunk(self) -> list[Message]:
         """The largest first, together with those that are not much smaller; small ones in any case.
 
-        Those of unknown size come as they were queued.
+        Clients of unknown size are taken in the order of the queue.
         """
         if not self._in_order:
             known = {m.client: self._source.num_rows(m.client) for m in self._queue}
@@ -148,7 +148,7 @@ class StreamingEngine(Engine):
         ]
 
     def _in_place(self, common: ClientInput | None) -> ClientInput | None:
-        """What all clients are told, on a device in their precision; the same for all chunks of a version."""
+        """What all clients receive, on a device and in their precision; the same for all chunks of a version."""
         if common is None:
             return None
         before, placed = self._told
@@ -159,6 +159,6 @@ class StreamingEngine(Engine):
 
 
 def _listed(names: list[str], most: int = 10) -> str:
-    """Who a problem may be about, in a line."""
+    """The names of the clients that an error may be about, in one line."""
     more = f" and {len(names) - most} others" if len(names) > most else ""
     return f"{len(names)} clients ({', '.join(map(repr, names[:most]))}{more})"
