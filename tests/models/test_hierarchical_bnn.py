@@ -13,7 +13,7 @@ from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.algorithms.structured import mean_field
 from cavity.errors import CavityError, DataError
-from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn, predict_silo
+from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn, predict_client
 from cavity.simulation.stacks import pad
 from cavity_experiments import runner, sfvi_bnn
 from cavity_experiments.runner import Size
@@ -94,7 +94,7 @@ def test_exchanges_and_predictions(make, average):
     kept = fit.client_states["a"].pending.local.q
     assert kept.mean.dtype == np.float32
     x = images(7, 3)[0]
-    shares = predict_silo(model, fit.posterior, kept, x, jax.random.key(0), num_draws=4)
+    shares = predict_client(model, fit.posterior, kept, x, jax.random.key(0), num_draws=4)
     assert shares.shape == (7, SIZES[2])
     np.testing.assert_allclose(shares.sum(axis=1), 1.0, atol=1e-5)
 

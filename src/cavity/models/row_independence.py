@@ -22,11 +22,11 @@ SHARE_CHANGED = 0.75  # of the other rows; the rest are copies
 
 
 class Company:
-    """Rows of an example, perhaps among others.
+    """The rows of an example, possibly mixed with other rows.
 
     Attributes:
-        rows: the number of the example's row at each place; that of the row from which another one was made.
-        places: where the example's own rows stand.
+        rows: at each position, the number of the example's row, or of the row from which the other row was made.
+        places: the positions of the example's own rows.
         apart: whether other rows belong to other units.
     """
 
@@ -41,7 +41,7 @@ class Company:
         self._changed = self.is_other & (self._rng.random(len(rows)) < (0.0 if seed is None else SHARE_CHANGED))
 
     def column(self, column: np.ndarray) -> np.ndarray:
-        """A column of the example in this company, where most of the other rows have other values."""
+        """A column of the example with the other rows added, most of which have other values."""
         found = column[self.rows]
         changed = self._changed.reshape(-1, *[1] * (found.ndim - 1))
         if column.dtype.kind == "b":
@@ -60,10 +60,10 @@ class Company:
 def depends_on_others(
     answers: Callable[[Company], Mapping[str, np.ndarray]], num_rows: int, *, removed: bool = True
 ) -> str | None:
-    """The name of an answer that changes with the company of a row, or None.
+    """The name of a value that changes when the other rows change, or None.
 
     Args:
-        answers: by name, one number (or several) for each row of a company.
+        answers: from rows to values by name, one number (or several) for each row.
         num_rows: of the example.
         removed: whether to leave rows out too.
     """

@@ -9,7 +9,7 @@ and W. The model that is meant has unconstrained topics and mixing weights softm
 
 theta is alpha and log s, by empirical Bayes. Mixing weights do not change where alpha is added to all of W_d, so alpha
 has no effect on words; it is included because the paper has it. With `amortised=True` an inference network is in theta
-too: the mean and the log scale of q(W_d) are those that one hidden layer makes of log(1 + c_d).
+too: the mean and the log scale of q(W_d) are the outputs of one hidden layer with input log(1 + c_d).
 """
 
 from __future__ import annotations

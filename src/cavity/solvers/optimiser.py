@@ -1,4 +1,4 @@
-"""What solvers ask of an optimiser; optax has many. A solver takes the function that makes one from a step size."""
+"""The interface of an optimiser; optax has many. A solver takes the function that makes one from a step size."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class LinearGaussianRows(GaussianRows[FullGaussian]):
     noise: GaussianNoise
 
     def likelihood_factor(self, data: Data) -> tuple[FullGaussian, Float[Array, ""]]:
-        """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums, as the documentation tells a client."""
+        """X'Wy / s^2 and X'WX / s^2: the factor *is* these sums (docs/what-a-factor-reveals.md)."""
         (x,), y = self.regression.designs(data.batch)
         scaled = x * (data.weight / self.noise.noise_sd**2)[:, None]
         at_zero = self.noise.log_prob(jnp.zeros((*y.shape, 1), x.dtype), y)

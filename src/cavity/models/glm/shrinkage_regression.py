@@ -90,8 +90,7 @@ def with_shrinkage_prior(model: PyTree, shrinkage: PyTree) -> ShrinkageRegressio
     """The regression with another prior on its slopes: `Laplace`, `CommonScale` or `Horseshoe`.
 
     Args:
-        model: any regression with a full or mean-field Gaussian; of its prior the intercepts and the log noise keep
-            theirs.
+        model: any regression with a full or mean-field Gaussian prior. Intercepts and log noise keep this prior.
         shrinkage: the prior of the slopes. Its own scales are parameters too, and come last in the summary.
 
     Example:

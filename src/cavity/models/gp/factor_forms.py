@@ -4,12 +4,13 @@
 | --- | --- | --- |
 | `Decoupled(k)` | k pseudo-observations with a noise each (DPO) | gradients |
 | `Decoupled(k, full=True)` | with noise of any covariance | closed form, at inputs that stay |
-| `OwnRows(k)` | at the rows themselves: exact, and no secret | closed form |
-| `Coupled()` | N(u; m, S), wherever Z is (CPO) | closed form |
+| `OwnRows(k)` | pseudo-observations at the rows themselves: exact, but discloses their inputs | closed form |
+| `Coupled()` | N(u; m, S), whatever Z is (CPO) | closed form |
 
 In closed form, given Z and hyperparameters, the rows' own sites (`inducing.sites`) sum to P = A' diag(lambda) A and
-g = A' h, with A their features; what the factor must be to have this P and g is then a linear problem. A step goes a
-share of the way there: natural gradient ascent, which for a Gaussian likelihood and fixed Z is at its end with one.
+g = A' h, with A their features; the factor with this P and g is then the solution of a linear problem. A step moves a
+share of the way to it: this is natural gradient ascent, which for a Gaussian likelihood and fixed Z converges in one
+step.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ FIRST_STEPS = 50  # to the sites that a factor starts with
 
 
 class FactorForm(eqx.Module):
-    """How a client's factor looks."""
+    """The form of a client's factor."""
 
-    needs_all_rows: ClassVar[bool] = False  # to be improved
-    stands_in: ClassVar[bool] = True  # for its rows, whatever the inducing inputs and hyperparameters are
+    needs_all_rows: ClassVar[bool] = False  # whether `improved` needs all rows rather than a mini-batch
+    is_surrogate: ClassVar[bool] = True  # for its rows, for all inducing inputs and hyperparameters
 
     @abc.abstractmethod
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> Observations:
-        """The factor that says nothing."""
+        """The unit factor."""
 
     @abc.abstractmethod
     def start(self, factor: Observations, likelihood: Likelihood, unit: Number, data: Data) -> PyTree:
-        """Coordinates of the factor that there is or, where it says nothing, of a first one from the rows."""
+        """Coordinates of the current factor; for the unit factor, those of a first factor from the rows."""
 
     @abc.abstractmethod
     def factor(self, coordinates: PyTree) -> Observations:
@@ -67,7 +68,7 @@ class FactorForm(eqx.Module):
         data: Data,
         rate: Number,
     ) -> PyTree:
-        """The coordinates after a step of this rate to what is optimal at these inducing inputs; or as they were."""
+        """The coordinates after a step of this rate to the optimum given Z; unchanged if it has no closed form."""
         return coordinates
 
     @abc.abstractmethod
@@ -76,7 +77,7 @@ class FactorForm(eqx.Module):
 
 
 class PseudoCoordinates(eqx.Module):
-    """What gradients change: V, m and log S^-1; and which of the places are in use, which stays."""
+    """What gradients change: V, m and log S^-1. `used` marks the pseudo-observations in use and does not change."""
 
     inputs: Float[Array, "k d"]
     outcomes: Float[Array, " k"]
@@ -85,7 +86,7 @@ class PseudoCoordinates(eqx.Module):
 
 
 def _with_neighbours(data: Data, num_used: Int[Array, ""], size: int) -> tuple[Array, Array]:
-    """Rows at even distances, and of each its nearest neighbour elsewhere, or itself where there is none."""
+    """Evenly spaced rows, and for each its nearest neighbour with other inputs (itself if there is none)."""
     x = jnp.asarray(data.batch[0])
     chosen = (jnp.arange(size) * data.num_rows // jnp.maximum(num_used, 1)) % data.num_rows
     apart = jnp.sum(x[chosen] ** 2, axis=1)[:, None] + jnp.sum(x**2, axis=1) - 2.0 * x[chosen] @ x.T
@@ -102,9 +103,9 @@ class Decoupled(FactorForm):
     They start halfway between a row and its nearest neighbour with other inputs, with the mean of both outcomes.
 
     Attributes:
-        size: at most so many per client.
-        share: and at most so many per row.
-        full: S of any covariance; V then stays where it starts.
+        size: the maximum number per client.
+        share: the maximum number per row.
+        full: whether S is a full covariance matrix; V is then fixed at its start.
     """
 
     size: int = eqx.field(static=True, default=100)
@@ -147,13 +148,13 @@ class Decoupled(FactorForm):
         chosen, nearest = _with_neighbours(data, num_used.astype(int), self.size)
         precision, shift = _row_by_row(likelihood, y)
         mean_of_both = lambda column: 0.5 * (column[chosen] + column[nearest])  # noqa: E731
-        # each stands for as many rows as there are per pseudo-observation
+        # each represents as many rows as there are per pseudo-observation
         each = jnp.maximum(mean_of_both(precision), LEAST_PRECISION)
         times = jnp.sum(weight) / num_used / unit
         return PseudoCoordinates(mean_of_both(x), mean_of_both(shift) / each, jnp.log(times * each), used)
 
     def _used(self, data: Data) -> tuple[Float[Array, " k"], Array]:
-        """Which places are in use, and how many."""
+        """Which pseudo-observations are in use, and how many."""
         num_used = jnp.clip(jnp.floor(self.share * data.num_rows), 1, self.size)
         return (jnp.arange(self.size) < num_used).astype(jnp.asarray(data.batch[0]).dtype), num_used
 
@@ -192,10 +193,10 @@ class Decoupled(FactorForm):
 
 
 class OwnRows(FactorForm):
-    """Pseudo-observations at the rows themselves: no loss, and no secret. Everybody sees every client's inputs.
+    """Pseudo-observations at the rows themselves: exact, but every client sees the inputs of all others.
 
     Attributes:
-        size: at most so many rows per client.
+        size: the maximum number of rows per client.
     """
 
     needs_all_rows: ClassVar[bool] = True
@@ -241,7 +242,7 @@ class OwnRows(FactorForm):
 class Coupled(FactorForm):
     """N(u; m, S): the same for all inducing inputs."""
 
-    stands_in: ClassVar[bool] = False
+    is_surrogate: ClassVar[bool] = False
 
     def none(self, num_inducing: int, num_inputs: int, groups: int) -> CoupledObservations:
         return CoupledObservations.none(num_inducing)
@@ -274,7 +275,7 @@ class Coupled(FactorForm):
 
 
 def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """The sites of rows that know nothing of each other, f ~ N(0, 1) for each: by damped natural gradient steps."""
+    """The sites of independent rows, with the prior f ~ N(0, 1) for each: by damped natural gradient steps."""
 
     def step(_: int | Array, moments: tuple[Array, Array]) -> tuple[Array, Array]:
         mean, variance = moments

@@ -1,7 +1,7 @@
-"""How near a client's pseudo-observations come to its rows: what its owner should see before they leave.
+"""How near a client's pseudo-observations are to its rows, for the owner of the data to see before they are sent.
 
-Every client sees every other client's pseudo-observations. They are fewer than rows, but nothing keeps one from lying
-where a row lies, with that row's outcome.
+Every client sees every other client's pseudo-observations. There are fewer of them than rows, but nothing prevents one
+from having the inputs and the outcome of a row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from cavity.distributions.pseudo import PseudoObservations
 
 MANY = 1000  # rows
-NEAR = 0.1  # of the usual distance between neighbours, below which a pseudo-observation nearly is a row
+NEAR = 0.1  # times the median distance between neighbouring rows: a nearer pseudo-observation almost equals a row
 
 
 @dataclass(frozen=True)
-class Nearness:
+class RowProximity:
     """The distance of each pseudo-observation to the row that is nearest to it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Nearness:
 
     @property
     def num_near(self) -> int:
-        """How many nearly are a row."""
+        """The number of pseudo-observations that almost equal a row."""
         return int(np.sum(self.inputs < NEAR))
 
     def __str__(self) -> str:
@@ -46,8 +46,8 @@ class Nearness:
         )
 
 
-def row_proximity(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> Nearness:
-    """Of one client's factor and its own rows.
+def row_proximity(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> RowProximity:
+    """The distances between one client's pseudo-observations and its own rows.
 
     Args:
         factor: one group.
@@ -59,13 +59,13 @@ def row_proximity(factor: PseudoObservations, x: np.ndarray, y: np.ndarray) -> N
     inputs, outcomes = np.asarray(factor.inputs)[0][used], factor.outcomes[0][used]
     apart = _distances(inputs, x)
     nearest = apart.argmin(axis=1)
-    some = x[:: max(len(x) // MANY, 1)][:MANY]  # of very many rows a sample tells the usual distance
+    some = x[:: max(len(x) // MANY, 1)][:MANY]  # for very many rows the usual distance is that of a sample
     between = _distances(some, x)
-    between[between == 0] = np.inf  # itself, and twins
+    between[between == 0] = np.inf  # the row itself, and rows with the same inputs
     neighbours = between.min(axis=1)
     usual = np.median(neighbours[np.isfinite(neighbours)]) if np.isfinite(neighbours).any() else 1.0
     spread = np.std(y) if np.std(y) > 0 else 1.0
-    return Nearness(apart.min(axis=1) / usual, np.abs(outcomes - y[nearest]) / spread, len(x))
+    return RowProximity(apart.min(axis=1) / usual, np.abs(outcomes - y[nearest]) / spread, len(x))
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:

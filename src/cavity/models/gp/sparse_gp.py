@@ -10,7 +10,7 @@ Federated sparse Gaussian processes, section 5:
 | p(beta), log-normal(0, 1) | N(0, 1) of the logs |
 | t_k(u given Z, beta) | `FactorForm`: `Decoupled` (DPO), `Coupled` (CPO) |
 
-Inputs should be standardised: p~(Z) and the length scales' prior suppose it.
+Inputs should be standardised: p~(Z) and the prior of the length scales assume it.
 """
 
 from __future__ import annotations
@@ -113,33 +113,33 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
-        everybody = inducing.with_factor(others, conditional)
-        return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others)
+        values = inducing.with_factor(others, conditional)
+        return _expected_fit(inducing, likelihood, values, data) - values.kl(others)
 
     @property
     def has_surrogate_factors(self) -> bool:
-        return self.form.stands_in
+        return self.form.is_surrogate
 
     def whole(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
-        everybody = inducing.with_factor(others, conditional)
+        values = inducing.with_factor(others, conditional)
         # E[log p(y_k | f)] + sum over the others of E[log t_j] - KL(q(u) : p(u)): the cavity keeps its normaliser
-        nothing = jnp.eye(len(inducing.root), dtype=phi.dtype)
-        said = others.log_partition + inducing.beyond(cavity, others.precision - nothing)
-        return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others) + said
+        prior_precision = jnp.eye(len(inducing.root), dtype=phi.dtype)
+        known = others.log_partition + inducing.beyond(cavity, others.precision - prior_precision)
+        return _expected_fit(inducing, likelihood, values, data) - values.kl(others) + known
 
     def surrogate_residual(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
-        everybody = inducing.with_factor(others, conditional)
+        values = inducing.with_factor(others, conditional)
         # E[log p(y_k | f)] - E[log t_k]
-        said = everybody.expected_factor(others) + inducing.beyond(conditional, everybody.precision - others.precision)
-        return _fit_of(inducing, likelihood, everybody, data) - said
+        represented = values.expected_factor(others) + inducing.beyond(conditional, values.precision - others.precision)
+        return _expected_fit(inducing, likelihood, values, data) - represented
 
     def moved(
         self, phi: Float[Array, " d"], before: Observations, cavity: Observations, conditional: Observations
@@ -151,7 +151,8 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
         self, phi: Float[Array, " d"], cavity: Observations, coordinates: PyTree, data: Data, rate: Float[Array, ""]
     ) -> PyTree:
         inducing, likelihood = self.at(phi)
-        if known_noise(likelihood) is None:  # a full first step would overshoot, and a slow one not forget it
+        if known_noise(likelihood) is None:
+            # a full first step would overshoot, and later small steps would correct this slowly
             rate = jnp.full_like(rate, NATURAL_RATE)
         return self.form.improved(inducing, cavity, coordinates, likelihood, data, rate)
 
@@ -232,7 +233,7 @@ def _predict(
     return FunctionPrediction(*jax.lax.map(one, draws))
 
 
-def _fit_of(inducing: Inducing, likelihood: Likelihood, values: Values, data: Data) -> Float[Array, ""]:
+def _expected_fit(inducing: Inducing, likelihood: Likelihood, values: Values, data: Data) -> Float[Array, ""]:
     """E[log p(y_k | f)]."""
     x, y = data.batch
     mean, variance = inducing.marginals(values, x)

@@ -38,7 +38,7 @@ START_SCALE = 0.03  # of the weights: wider, and the first gradients are noise
 START_SIGMA = 0.05
 
 
-class SiloNetwork(LatentModel):
+class ClientNetwork(LatentModel):
     """What both models share. `sizes` are the numbers of features, hidden units and classes."""
 
     sizes: eqx.AbstractVar[tuple[int, int, int]]
@@ -86,7 +86,7 @@ class SiloNetwork(LatentModel):
         return None
 
 
-class HierarchicalBNN(SiloNetwork):
+class HierarchicalBNN(ClientNetwork):
     """First layers that vary around a common one; made by `hierarchical_bnn`.
 
     Z_G is (mu, log sigma), Z_L of a client (W2, eps), matrices row by row.
@@ -126,7 +126,7 @@ class HierarchicalBNN(SiloNetwork):
         return {"mu": z_global[:-1].reshape(self.sizes[:2]), "sigma": jnp.exp(z_global[-1])}
 
 
-class FedPop(SiloNetwork):
+class FedPop(ClientNetwork):
     """One first layer for all; made by `fedpop`. Z_G is W1, Z_L of a client W2, row by row."""
 
     sizes: tuple[int, int, int] = eqx.field(static=True)
@@ -189,8 +189,8 @@ class WithGlobalGaussian(Protocol):
         ...
 
 
-def predict_silo(
-    model: SiloNetwork,
+def predict_client(
+    model: ClientNetwork,
     globals_: WithGlobalGaussian,
     local_q: LocalGaussian,
     x: PyTree,
@@ -212,7 +212,7 @@ def predict_silo(
 
 
 @eqx.filter_jit
-def _predict(model: SiloNetwork, q: GlobalGaussian, own: LocalGaussian, x: Array, keys: Key[Array, " s"]) -> Array:
+def _predict(model: ClientNetwork, q: GlobalGaussian, own: LocalGaussian, x: Array, keys: Key[Array, " s"]) -> Array:
     def one(total: Array, key: PRNGKeyArray) -> tuple[Array, None]:
         global_key, local_key = jax.random.split(key)
         z_global = q.draw(jax.random.normal(global_key, (q.noise_size,), jnp.float32))

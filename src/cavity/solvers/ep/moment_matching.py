@@ -1,16 +1,16 @@
-"""Moments of the tilted distribution in closed form, where the rows are Gaussian: expectation propagation, exactly.
+"""Expectation propagation with exact moments: for Gaussian rows those of the tilted distribution have a closed form.
 
     tilted  = cavity * likelihood ** power              # a Gaussian of full covariance
-    answer  = the member of the family with its moments # argmin over q of KL(tilted : q)
+    result  = the member of the family with its moments # argmin over q of KL(tilted : q)
 
-In a full Gaussian this is `Conjugate`. In a smaller family it is not: there VI keeps the diagonal of the precision, EP
-that of the covariance. Either has the exact mean at a fixed point of all clients, EP wider variances.
+In a full Gaussian this is `Conjugate`. In a smaller family it is not: there VI keeps the diagonal of the precision, and
+EP that of the covariance. At a fixed point of all clients both have the exact mean, and EP has larger variances.
 
-FedEP's scaled identity (Guo et al., 2023, section 2.2.2) has the exact mean too and spares the rest: the factor's
-precision is n_k c I, fixed beforehand. The paper prints it as the covariance of the tilted distribution, 1 / s; then
-d_1 = s - d_2 and d_2 = s - d_1, and the precisions of two clients' factors, refit at once, swing between s and 0 for
-ever. In the authors' program, and here, it is the factor's. Then a client whose likelihood has the precision P turns h,
-the natural mean of its cavity among two clients, into
+FedEP's scaled identity (Guo et al., 2023, section 2.2.2) has the exact mean too and computes no variances: the factor's
+precision is fixed at n_k c I. The paper prints it as the covariance of the tilted distribution, 1 / s; then
+d_1 = s - d_2 and d_2 = s - d_1, and the precisions of two clients' factors, refitted at the same time, alternate
+between s and 0. In the authors' program, and here, it is the factor's. With two clients, a client whose likelihood has
+the precision P maps h, the natural mean of its cavity, to
 
     (n c I - P) (n c I + P)^-1 h  +  constant
 

@@ -1,10 +1,10 @@
-"""The factor of one row by moment matching, from the distribution of what the row sees in its cavity.
+"""The factor of one row by moment matching, from the cavity distribution of the values f on which the row depends.
 
 For f ~ N(m, V) in the cavity, the tilted distribution of f is t(f) proportional to N(f; m, V) p(f)^alpha. Its refit is
 the Gaussian factor g(f) = exp(shift . f - f' T f / 2) for which N(f; m, V) g(f)^alpha has the moments m' and V' of t
-(PVI, Algorithm 2: match moments, divide the cavity out, take the root). By Stein's identity every density has
+(PVI, Algorithm 2: match moments, divide by the cavity, take the root). By Stein's identity every density has
 E[grad log t] = 0 and Cov(f, grad log t) = -I. For t and for its Gaussian match, the cavity's part of grad log is the
-same, -V^-1 (f - m), and has the same moments; what is left of the two pairs of equations is
+same, -V^-1 (f - m), and has the same moments; the difference of the two pairs of equations is
 
     E_t[grad log p] = shift - T m',         Cov_t(f, grad log p) = -V' T.
 
@@ -12,9 +12,9 @@ So the refit is the linear regression of the slope grad log p on f under the til
 
     T = -V'^-1 Cov_t(f, grad log p),        shift = E_t[grad log p] + T m'
 
-Neither the division by the cavity nor the root 1 / alpha is left, and with them no cancellation: at alpha = 0, where t
+This needs neither the division by the cavity nor the root 1 / alpha, so no digits cancel. At alpha = 0, where t
 is the cavity, these are Bonnet's and Price's theorems, the fixed-point update of VI (property 4.1). A Gaussian
-likelihood has a linear slope, and its factor comes out exactly, whatever the nodes.
+likelihood has a linear slope, and its factor is exact for any nodes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from jaxtyping import Array, Float
 from cavity.distributions.quadrature import normal_nodes
 from cavity.solvers.ep.row_views import RowFactors
 
-REACH = 8.0  # standard deviations of the cavity to either side of it and of the likelihood's pull
-DROP = 32.0  # nats below the peak, where a density is nothing in double precision
-SCAN_NODES = 48  # of each look for where the tilted density is
+# standard deviations of the cavity, on either side of its mean and of the point to which the likelihood moves it
+REACH = 8.0
+DROP = 32.0  # nats below the peak, where a density is zero in double precision
+SCAN_NODES = 48  # nodes of each search for the region of the tilted density
 SUM_NODES = 128  # of the sum
-NUM_LOOKS = 3  # each narrows a window up to 24 times
-NUM_HALVINGS = 24  # of the window, to find where a likelihood bends
-SHARPEST = 1e-6  # of the window: the least room for the bend
-NUM_REFINEMENTS = 2  # of the centre and spread of nodes in several dimensions
+NUM_LOOKS = 3  # searches; each narrows the window by a factor of up to 24
+NUM_HALVINGS = 24  # bisections of the window, to find where a likelihood bends
+SHARPEST = 1e-6  # of the window: the smallest width of the bend
+NUM_REFINEMENTS = 2  # updates of the centre and scale of nodes in several dimensions
 
 LogLikelihood = Callable[[Float[Array, "n s k"]], Float[Array, "n s"]]
 
@@ -59,7 +60,7 @@ def _regressed(
 ) -> RowFactors:
     """The regression of the slope on f = mean + root u; in u, which keeps its digits where f hardly varies."""
     slopes = _slopes(log_likelihood, _seen(mean, root, u))
-    slopes = jnp.where(weight[..., None] > 0, slopes, 0.0)  # of a node that does not count it may be infinite
+    slopes = jnp.where(weight[..., None] > 0, slopes, 0.0)  # it may be infinite at a node of weight zero
     centre, slope = (jnp.einsum("ns,nsk->nk", weight, part) for part in (u, slopes))
     du, dslope = u - centre[:, None], slopes - slope[:, None]
     spread = jnp.einsum("ns,nsk,nsl->nkl", weight, du, du)
@@ -87,9 +88,9 @@ def _scanned(
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
     """In one dimension: nodes where the tilted density is, whose sums are exact to rounding.
 
-    The peak lies between the cavity's mean and where the likelihood's slope there would pull it, for a slope that falls
-    (log-concave likelihoods), so the first window holds all of the density. Each look keeps what is within `DROP` nats
-    of the highest node, and one node beside it.
+    For log-concave likelihoods, whose slope decreases, the peak lies between the cavity's mean and the point to which
+    the slope at the mean would move it. So the first window contains all of the density. Each search keeps the nodes
+    within `DROP` nats of the highest one, and one node on either side.
     """
     pull = alpha * root[:, 0, 0] * _slopes(log_likelihood, mean[:, None])[:, 0, 0]
 
@@ -117,10 +118,12 @@ def _scanned(
 def _bend(
     slope: Callable[[Float[Array, "n s"]], Float[Array, "n s"]], low: Float[Array, " n"], high: Float[Array, " n"]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """Where in a window the slope of the log likelihood has made half of its way, and half the room of its middle half.
+    """The point of a window where the slope of the log likelihood is halfway, and half the width of its middle half.
 
-    By bisection, since the slope of a log-concave likelihood falls all the way. Where it does not, the room is that of
-    the window, and nodes are nearly equidistant.
+    Halfway is between the values at the ends of the window.
+
+    By bisection, since the slope of a log-concave likelihood decreases monotonically. If it does not, the width is that
+    of the window, and nodes are nearly equidistant.
     """
     way = slope(_spaced(low, high, SCAN_NODES))
     net = way[:, -1] - way[:, 0]
@@ -147,7 +150,7 @@ def _spaced(low: Float[Array, " n"], high: Float[Array, " n"], num: int) -> Floa
 def _refined(
     log_likelihood: LogLikelihood, mean: Float[Array, "n k"], root: Float[Array, "n k k"], alpha: float | Array
 ) -> tuple[Float[Array, "n s k"], Float[Array, "n s"]]:
-    """In several dimensions: the nodes of a Gaussian, moved to the tilted moments that they found, and weighed anew.
+    """In several dimensions: the nodes of a Gaussian, moved to the estimated tilted moments and weighted again.
 
     They are Gauss-Hermite grids in two and three dimensions, fixed draws (Monte Carlo) in more.
     """
@@ -170,5 +173,5 @@ def _refined(
 
 
 def _or_nothing(log_density: Float[Array, "n s"]) -> Float[Array, "n s"]:
-    """The same, and -infinity where it overflowed far away; a row with nothing but that has no moments."""
+    """The log density, -infinity where it overflows; a row with no finite value has no moments."""
     return jnp.asarray(jnp.where(jnp.isnan(log_density), -jnp.inf, log_density))

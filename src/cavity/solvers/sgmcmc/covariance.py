@@ -38,7 +38,7 @@ PRECISION_PER_ROW = 0.05
 
 
 class Samples(eqx.Module):
-    """Statistics of a chain's samples: their number, their mean, and further ones that a spread needs."""
+    """Statistics of a chain's samples: their number, their mean, and further ones that a covariance estimate needs."""
 
     count: Int[Array, ""]
     mean: Float[Array, " d"]
@@ -152,7 +152,8 @@ class SampleMoments(Spread):
 
 
 class LedoitWolf(Spread):
-    """The full covariance of the samples, shrunk to a multiple of the identity by as much as pays in expectation.
+    """The full covariance of the samples, shrunk to a multiple of the identity by the amount with the least expected
+    error.
 
     For small models: it keeps all samples. Where the family has no correlations, its variances are taken.
     """
@@ -184,7 +185,7 @@ class DiagonalFisher(Spread):
     """Laplace's approximation with the diagonal Fisher information, at the mean of the samples (FedEP L).
 
     Attributes:
-        num_epochs: passes over the rows, each with outcomes drawn anew; their average is taken.
+        num_epochs: passes over the rows, each with newly drawn outcomes; their average is taken.
     """
 
     num_epochs: int = eqx.field(static=True, default=5)

@@ -74,7 +74,7 @@ class SGMCMC(Solver):
 
     def __check_init__(self) -> None:
         for part, kind, example in ((self.chain, Chain, "SGDIterates(0.01)"), (self.spread, Spread, "SampleMoments()")):
-            require_kind(part, kind, f"a chain comes first and a spread second, such as {example}")
+            require_kind(part, kind, f"give a chain first and a covariance estimate second, such as {example}")
         if not 0 <= self.burn_in < self.num_epochs:
             raise CavityError(
                 f"burn_in must leave at least one of the {self.num_epochs} epochs for a sample; it is {self.burn_in}"
