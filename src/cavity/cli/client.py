@@ -30,7 +30,9 @@ def client(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be sent first, and send nothing.")
     ] = False,
-    rejoin: Annotated[bool, typer.Option("--rejoin", help="Return after `cavity leave`, also with new rows.")] = False,
+    rejoin: Annotated[
+        bool, typer.Option("--rejoin", help="Rejoin after `cavity leave`; your rows may have changed.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,
     allow_model: AllowModel = None,
 ) -> None:

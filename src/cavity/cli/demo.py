@@ -18,7 +18,9 @@ PICTURE = "indomethacin.png"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure; created if missing.")] = Path("cavity-demo"),
+    output: Annotated[
+        Path, typer.Option("--output", "--out", help="Folder for the figure; created if missing.")
+    ] = Path("cavity-demo"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed; this fit is deterministic.")] = 0,
     level: Annotated[
         float | None, typer.Option(help="Probability of the credible intervals; 0.95 if not given.")
@@ -30,7 +32,7 @@ def demo(
     because it has only 3 patients. A Bayesian logistic regression by partitioned variational inference. Nothing is
     downloaded; it takes seconds.
 
-    Example: `cavity demo --out pictures`
+    Example: `cavity demo --output pictures`
     """
     start_jax()
     import matplotlib  # noqa: F401  (a missing package is reported before the work, not after)
@@ -42,7 +44,7 @@ def demo(
     level = check_level(DEFAULT_LEVEL if level is None else level)
     console = Console(highlight=False)
     hospitals, left_out = indomethacin.admitted()
-    out.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     _introduce(console, {name: len(y) for name, (_, y) in hospitals.items()}, left_out)
     console.print("\n[bold]Rounds[/bold] (the first one includes compilation)")
     comparison = indomethacin.compare(
@@ -56,8 +58,8 @@ def demo(
     )
     _tabulate(console, comparison, level)
     _conclude(console, comparison, level)
-    indomethacin.figure(comparison, level).savefig(out / PICTURE, dpi=150)
-    console.print(f"Figure: {out / PICTURE}", soft_wrap=True)
+    indomethacin.figure(comparison, level).savefig(output / PICTURE, dpi=150)
+    console.print(f"Figure: {output / PICTURE}", soft_wrap=True)
 
 
 def _introduce(console: Console, sizes: dict[str, int], left_out: dict[str, int]) -> None:

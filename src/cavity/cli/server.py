@@ -29,7 +29,7 @@ def server(
     ] = None,
     min_clients: Annotated[
         int | None,
-        typer.Option(min=1, help="Start with so many clients, pause with fewer; by default wait for all to start."),
+        typer.Option(min=1, help="Start with this many clients, pause with fewer; by default wait for all to start."),
     ] = None,
     round_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a client has to reply.")] = 300.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,

@@ -10,7 +10,7 @@ import typer
 
 def keys(
     file: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")],
-    host: Annotated[list[str], typer.Option(help="A name or address at which clients reach the server.")],
+    host: Annotated[list[str], typer.Option(help="The server's name or address, as clients reach it.")],
     output: Annotated[Path, typer.Option(help="The folder for the keys; it must not exist.")] = Path("keys"),
 ) -> None:
     """Create the certificate authority, the server's certificate and a key pair for each client.

@@ -16,7 +16,7 @@ def new(
         Path,
         typer.Argument(metavar="CSV", help="One site's file; only its header and the types of its cells are used."),
     ],
-    outcome: Annotated[str | None, typer.Option(help="The column to be explained; by default the last one.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="The outcome column; by default the last one.")] = None,
     output: Annotated[Path, typer.Option(help="The study file to write.")] = Path("study.toml"),
     name: Annotated[str | None, typer.Option(help="The name of the study; by default that of the CSV file.")] = None,
     client: Annotated[

@@ -97,7 +97,7 @@ def auc(probabilities: ArrayLike, labels: ArrayLike) -> Array:
 
         AUC = P(p of a random example of class 1 > p of one of class 0) + P(they are equal) / 2
 
-    It is computed from ranks, so it says nothing about calibration.
+    It is computed from ranks, so it does not measure calibration.
 
     Args:
         probabilities: Of class 1, shape [n], or of both classes, shape [n, 2].

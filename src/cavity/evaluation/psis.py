@@ -7,7 +7,7 @@ posterior, all weights would equal the evidence p(y). The more they vary, the le
 shape k of a generalised Pareto distribution fitted to the largest weights measures this (PSIS: Vehtari, Simpson,
 Gelman, Yao and Gabry, 2024; as a check of variational inference: Yao, Vehtari, Simpson and Gelman, 2018): moments of
 the weights are finite up to order 1 / k. Under a generalised loss the likelihood is exp(-loss), to the power that the
-algorithm gives it, and p(y) is no evidence.
+algorithm gives it, and p(y) is not the evidence.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ EXACT, GOOD, ROUGH, UNUSABLE, UNKNOWN = VERDICTS = (
     "not assessed",
 )
 TINY, SMALL = 0.01, 0.05  # errors below which a verdict is exact, or good
-MEAN_OFF, SD_OFF = 1.0, 0.5  # errors from which on it is another distribution
+MEAN_OFF, SD_OFF = 1.0, 0.5  # errors above which the fitted posterior is a different distribution
 NARROW = 0.1  # nats: the sd of log weights below which joint probabilities are right too
-WIDE = 1.5  # nats: from here on q and the posterior are easily distinguished, KL(q : p) being about 1
+WIDE = 1.5  # nats: above this, q and the posterior are easily distinguished (KL(q : p) is about 1)
 LIMIT = 0.7  # k above which weighted moments are not known (Vehtari et al., 2024)
 MANY_PARAMETERS = 50  # beyond, a k above the limit shows nothing about single parameters
 
@@ -179,7 +179,7 @@ def verdict_from_weights(
         return not_assessed("the log likelihood is NaN at a draw of the posterior"), True
     log_p = np.where(np.isnan(log_p), -np.inf, log_p)  # far out a likelihood may overflow
     errors = moment_errors(theta, log_p, log_q)
-    # by quantiles: where q has a little mass that p has not, a single log weight may be any negative number
+    # by quantiles, because a single log weight may be very negative where q has a little mass and p has none
     spread = float(np.ptp(np.quantile(log_ratio, [0.1587, 0.8413]))) / 2
     k = psis.pareto_k(log_p)
     if np.ptp(log_ratio) < psis.ALIKE or (spread < SMALL and not approximation.reaches_beyond):

@@ -144,7 +144,7 @@ class FlowerNode:
                         continue
                 except httpx.TransportError as error:
                     _log_lost(error)
-                    break  # a SuperNode with half of a response waits for the other half for ever
+                    break  # a SuperNode with half of a response waits forever for the other half
                 except LOST as error:  # the server will ask again
                     _log_lost(error)
                 time.sleep(POLL_SECONDS)
@@ -181,7 +181,7 @@ def _finish(client: RuntimeHttpClient, context: Context) -> None:
 
 @contextlib.contextmanager
 def _heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
-    """Send heartbeats during a long computation, so that the task is not taken for dead."""
+    """Send heartbeats during a long computation, so that the task is not considered lost."""
     over = threading.Event()
 
     def send() -> None:

@@ -1,4 +1,4 @@
-"""The guard of a client: what it remembers of a study, so that it never sends more than was agreed.
+"""The guard of a client: its record of a study, so that it never sends more than was agreed.
 
 There is one file per study (by its hash), kept over all runs of the study and restarts of both sides. It is written
 before the update that it allows is sent: a crash can cost an update, but never allows an extra one. It contains
@@ -8,7 +8,7 @@ before the update that it allows is sent: a crash can cost an update, but never 
 - which scalings the server has sent: updates under many scalings would reveal more than the moments of the rows;
 - a keyed fingerprint of the rows that were used, and whether the client has left since.
 
-A client whose disk was erased remembers nothing, and counts from zero again.
+A client whose disk was erased has no record, and counts from zero again.
 """
 
 from __future__ import annotations

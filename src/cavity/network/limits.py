@@ -58,7 +58,8 @@ def max_total_rows(study: Study) -> int:
 def max_messages(study: Study, algorithm: Algorithm) -> int:
     """The number of messages that a client answers, in all runs of a study: the agreed rounds, and as many again.
 
-    The reserve is for lost replies, for restarted runs, and for rounds after a change of members. An asynchronous round
+    The reserve is for lost replies, for restarted runs, and for rounds after clients have left or joined. An
+    asynchronous round
     is as many replies as there are clients, which may all come from one client.
     """
     rounds = algorithm.defaults.rounds if study.run.rounds is None else study.run.rounds
@@ -85,7 +86,7 @@ class Bounds:
 def bounds(study: Study, scaling: Scaling) -> Bounds:
     """The bounds that a study's model and its declared ranges allow."""
     if (family := study.model.family) is None:
-        return Bounds(None, None, ("posteriors are not checked but for being proper: the model is the study's own",))
+        return Bounds(None, None, ("posteriors are only checked for being proper: the model is the study's own",))
     plain = _is_plain(study)
     if family.same_sums_everywhere and plain:
         sds, notes = None, ["the mean of a posterior is not checked: a linear model sends the same sums at every one"]

@@ -88,7 +88,7 @@ def guess_predictor(raw: RawColumn) -> Column:
 
 
 def guess_from_text(name: str, cells: Sequence[object], *, most_levels: int) -> Column:
-    """The type of a column of a CSV file. A category has no levels here, because the parties have to agree on them.
+    """The type of a column of a CSV file. A category has no levels here, because the sites have to agree on them.
 
     Args:
         name: of the column.

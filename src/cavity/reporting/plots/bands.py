@@ -33,7 +33,7 @@ def bands(
     x_label: str = "x",
     y_label: str = "y",
 ) -> Figure:
-    """Predictions of one or several methods side by side, over the same rows and on the same axes.
+    """Predictions of one or several methods in adjacent panels, over the same rows and on the same axes.
 
     Inducing inputs are below each panel: a dot at the mean and a line of one standard deviation to either side. Lines
     that would overlap are in different lanes.

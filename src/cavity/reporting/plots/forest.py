@@ -29,7 +29,7 @@ def forest(
     ratio: str | None = None,
     axes: Axes | None = None,
 ) -> Figure:
-    """Posterior means and intervals of several fits of the same model, side by side.
+    """Posterior means and intervals of several fits of the same model, one below the other.
 
     Args:
         summaries: label -> summary of a fit, the most important first.

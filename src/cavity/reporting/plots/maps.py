@@ -34,7 +34,7 @@ def maps(
     size: float = 14.0,
     columns: int | None = None,
 ) -> Figure:
-    """Values at longitudes and latitudes, in panels side by side with one colour scale.
+    """Values at longitudes and latitudes, in adjacent panels with one colour scale.
 
     Args:
         panels: title -> places [n, 2], longitude and latitude in degrees, and values [n].

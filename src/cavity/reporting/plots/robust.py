@@ -89,7 +89,7 @@ def boundaries(
     *,
     levels: tuple[float, ...] = (0.2, 0.5, 0.8),
 ) -> Figure:
-    """Contours of the predicted probability of each fit, side by side, with two-dimensional rows of two classes.
+    """Contours of the predicted probability of each fit, in adjacent panels, with two-dimensional rows of two classes.
 
     Args:
         x: rows [n, 2].
