@@ -37,7 +37,7 @@ format: install
 bench: install
 	$(BIN)/cavity bench core
 
-# Resolve anew, for all extras at once, and write what was chosen.
+# Resolve all versions again, for all extras at once, and write the lock file.
 lock: install
 	$(BIN)/python tools/lock.py
 

@@ -1,11 +1,12 @@
-"""What a server reads that chooses its posteriors, with and without the limits of a client.
+"""What a server that chooses its posteriors can read, with and without the limits of a client.
 
     .venv/bin/python tools/attack.py thresholds      # about two minutes
     .venv/bin/python tools/attack.py least-squares   # about five minutes
 
 The first halves intervals of a threshold until one patient is left between two answers, through the protocol
 (`tests/hostile.py`). The second has the slope and the curvature of a logistic likelihood at random means within the
-limits, and solves for all rows at once: no limit on posteriors keeps a server from this, the number of answers does.
+limits, and solves for all rows at once: no limit on posteriors prevents this attack; a limit on the number of updates
+does.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ READ = 0.02  # in scaled columns: 0.4 years
 
 
 def thresholds() -> None:
-    """Far and tight, or at the edge of the limits; at a client that answers everything, and at one that does not."""
+    """The attack beyond and at the limits, on a client without limits and on one with them."""
     for limited, how in ((False, (1e4, 1e10)), (True, (1e4, 1e10)), (True, (12.4, 2400.0))):
         with tempfile.TemporaryDirectory() as folder:
             server = HostileServer(Path(folder), limited=limited)

@@ -1,4 +1,4 @@
-"""Every fault of a real network, each in a study of its own, and ten thousand schedules of faults over the protocol.
+"""Every fault of a real network, each in a study of its own, and ten thousand simulated sequences of faults.
 
     .venv/bin/python tools/faults.py processes     # real processes, killed: about 15 minutes
     .venv/bin/python tools/faults.py schedules     # simulated: about 8 minutes
@@ -28,7 +28,7 @@ BAR = 1e-8  # nats
 
 
 def processes() -> None:
-    """Kill, start again, and look at the posterior."""
+    """Kill processes, restart them, and compare the posterior."""
     for fault in FAULTS:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder, Network(Path(folder), study_text(2, LONG)) as network:
@@ -40,7 +40,7 @@ def processes() -> None:
 
 
 def schedules(total: int = 10_000, block: int = 1_000) -> None:
-    """Play schedules by letter; the invariant is checked to 1e-9 after every step, the fixed point in the end."""
+    """Simulate sequences of faults; check the invariant to 1e-9 after every step, and the fixed point at the end."""
     seen: Counter[str] = Counter()
     for first in range(0, total, block):
         began = time.monotonic()

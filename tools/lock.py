@@ -17,7 +17,7 @@ HEADER = "# Written by `make lock`. Install with: pip install --require-hashes -
 
 
 def main() -> None:
-    """Resolve anew; options are passed on to uv, for instance `--constraint FILE`."""
+    """Resolve all versions again; options are passed on to uv, for instance `--constraint FILE`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     oldest = project["project"]["requires-python"].removeprefix(">=")
     with tempfile.TemporaryDirectory() as folder:
