@@ -27,7 +27,7 @@ def test_methods_are_the_choices_that_they_are_said_to_be():
 
 
 def test_the_standard_is_near_the_exact_process():
-    """The pooled fit learns hyperparameters; with the true ones the exact process has 0.718 nats a point."""
+    """The pooled fit learns hyperparameters; with the true ones the exact process has 0.718 nats per point."""
     model = model_of(POOLED, SYNTHETIC.clients, TINY, 0)
     found = score(model, pooled(model, SYNTHETIC.clients, TINY), SYNTHETIC.test, TINY)
     x, y = (np.concatenate([rows[i] for rows in SYNTHETIC.clients.values()]) for i in range(2))

@@ -65,7 +65,7 @@ def main(grid, context):
 
 
 def echo_seconds(folder: Path, num_clients: int, num_rounds: int, patience: float = 600.0) -> list[float]:
-    """How long each round takes in which every client answers once."""
+    """The seconds of each round, in which every client responds once."""
     folder.mkdir(parents=True, exist_ok=True)
     port, found = free_port(), folder / "seconds.json"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # it starts its executors

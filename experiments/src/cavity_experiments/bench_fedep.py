@@ -6,7 +6,7 @@ turn, because other work on the machine can make a ratio larger or smaller. The 
 too; other work disturbs it less.
 
 The expected ratio follows from the passes over a client's rows, each with one gradient per row. A chain of E epochs
-makes E of them, and so does FedAvg; the spread makes more once the chain has ended:
+makes E of them, and so does FedAvg; the covariance estimate makes more after the chain:
 
 | method | passes after the chain | expected ratio | with E = 10 |
 | --- | --- | --- | --- |
@@ -14,8 +14,8 @@ makes E of them, and so does FedAvg; the spread makes more once the chain has en
 | L | F, for the Fisher information at the mean | (E + F) / E | 1.5, F = 5 |
 | V | T K, for that at K draws in each of T epochs | (E + T K) / E | 3.5, T = K = 5 |
 
-A pass for the Fisher information is dearer than an epoch of the chain in one way, since its gradients are squared
-before they are summed over the rows, and cheaper in another, since it takes no steps.
+A pass for the Fisher information costs more than an epoch of the chain in one respect, since gradients are squared
+before they are summed over the rows, and less in another, since it takes no steps.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def bench_fedep(journal: Journal, size: Size, seed: int) -> None:
         one.round()  # compiles
     wall, processor = (np.zeros((turns, len(rounds))) for _ in range(2))
     for turn in range(turns):
-        for i in np.roll(np.arange(len(rounds)), turn):  # nobody always comes after the same one
+        for i in np.roll(np.arange(len(rounds)), turn):  # so that no method always follows the same other one
             began = process_time()
             wall[turn, i] = timed(list(rounds.values())[i].round)
             processor[turn, i] = process_time() - began
@@ -114,13 +114,13 @@ def _methods(model: Any, num_rows: int) -> dict[str, Algorithm]:
         "V": NaturalVI(VI_EPOCHS, VI_DRAWS),
     }
     methods: dict[str, Algorithm] = {
-        f"FedEP ({letter})": FedEP(model, solver=_chain(spread), step_size=0.5) for letter, spread in spreads.items()
+        f"FedEP ({variant})": FedEP(model, solver=_chain(spread), step_size=0.5) for variant, spread in spreads.items()
     }
     return methods | {"FedSEP (I)": FedSEP(model, solver=_chain(spreads["I"]), num_rows=num_rows)}
 
 
 class _Rounds:
-    """One round after the other of a fit, server's half and all."""
+    """The rounds of a fit, including the server part."""
 
     def __init__(self, fit: Any):
         self._algorithm, self._schedule, self.server = fit.algorithm, fit.schedule, fit.server

@@ -51,7 +51,7 @@ def bench_network(journal: Journal, size: Size, seed: int) -> None:
         folder = Path(name)
         with Loopback(*unkeyed(folder / "loopback", NAMES), updates) as loopback:
             echo = _echoes(loopback, num_rounds)
-            journal.say(f"letters there and back: {echo:.2f} s")
+            journal.say(f"messages and responses: {echo:.2f} s")
             trivial = _rounds(journal, "trivial work", loopback, updates, folder, 1, num_rounds, seed)
             before = _peak_megabytes(loopback)
             _rounds(journal, "large posterior", loopback, updates, folder, num_features, 2, seed)
@@ -59,12 +59,12 @@ def bench_network(journal: Journal, size: Size, seed: int) -> None:
                 journal.row("peak memory", program=program, before=before[program], large_posterior=megabytes)
         bare = float(np.mean(echo_seconds(folder / "bare", len(NAMES), num_rounds)))
     journal.row("round trips", kind="Flower alone", seconds=bare)
-    journal.row("round trips", kind="letters over the same nodes", seconds=echo)
+    journal.row("round trips", kind="messages over the same nodes", seconds=echo)
     judge(
         journal, "network-6a round / Flower's own round trip", trivial / bare, "<= 1.25", trivial / bare <= BAR, quick
     )
     ratio = trivial / echo
-    judge(journal, "network-6b round / letters over the same nodes", ratio, "<= 1.25", ratio <= BAR, quick)
+    judge(journal, "network-6b round / messages over the same nodes", ratio, "<= 1.25", ratio <= BAR, quick)
 
 
 def _rounds(
@@ -88,11 +88,11 @@ def _rounds(
     server = training.open_federation(algorithm, schedule, NAMES, seed)
     _, history, _ = training.run(algorithm, engine, schedule, server, [], Stopping(num_rounds + 1, 0.0))
     if history[-1]["communications"] != len(NAMES) * (num_rounds + 1):
-        raise CavityError("a round was not complete; let nothing else run meanwhile")
+        raise CavityError("a round was not complete; run nothing else at the same time")
     seconds = (history[-1]["seconds"] - history[0]["seconds"]) / num_rounds
     megabytes = history[0]["bytes"] / len(NAMES) / 1e6
     journal.row("rounds", kind=kind, seconds=seconds, megabytes_per_client=megabytes)
-    journal.say(f"{kind}: {seconds:.2f} s per round, {megabytes:.3g} MB there and back per client")
+    journal.say(f"{kind}: {seconds:.2f} s per round, {megabytes:.3g} MB sent and received per client")
     return seconds
 
 
@@ -112,7 +112,7 @@ def _answers(algorithm: PVI, data: Mapping[str, Data], folder: Path, seed: int) 
 
 
 def _echoes(loopback: Loopback, num_rounds: int) -> float:
-    """Seconds for a letter to every client and its return."""
+    """Seconds for a message to every client and its response."""
     transport, deadline = loopback.transport, time.monotonic() + 120.0
     while len(addresses := list(transport.reachable())) < len(NAMES):
         if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ def _echoes(loopback: Loopback, num_rounds: int) -> float:
 
 
 def _peak_megabytes(loopback: Loopback) -> dict[str, float]:
-    """Of Flower's programs and of this one, so far; nothing where the system does not tell."""
+    """The peak memory of Flower's programs and of this one; empty where the system does not report it."""
     programs = {
         "SuperLink": loopback.transport.pid,
         "proxy": loopback.transport.proxy_pid,

@@ -50,7 +50,7 @@ def bench_scale(journal: Journal, size: Size, seed: int) -> None:
 
 
 def _in_own_process(say: Callable[[str], None], *numbers: int) -> dict[str, float | int]:
-    """What `scale_run` measures; it says on stderr how far it is, and how fast."""
+    """What `scale_run` measures; it shows progress and speed on stderr."""
     command = [sys.executable, "-m", "cavity_experiments.scale_run", *map(str, numbers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

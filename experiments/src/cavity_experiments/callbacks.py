@@ -9,12 +9,12 @@ from cavity_experiments.runner import Journal
 
 
 def each_tenth(journal: Journal, label: str, total: int) -> Callable[[dict[str, Any], Any], None]:
-    """An observer that tells of each tenth of `total` rounds: the bound, the time, the time left."""
+    """An observer that shows a line at each tenth of `total` rounds: the bound, the time, the time left."""
 
-    def tell(record: dict[str, Any], server: Any) -> None:
+    def observe(record: dict[str, Any], server: Any) -> None:
         count, seconds = record["round"], record["seconds"]
         if count % max(total // 10, 1) == 0 and count < total:
             bound, left = record["free_energy"], seconds / count * (total - count)
             journal.say(f"{label}: {count} of {total}, bound {bound:.5g}, {seconds:.0f} s, {left:.0f} s left")
 
-    return tell
+    return observe

@@ -93,7 +93,7 @@ def logistic_rows(seed: int, num_rows: int, num_columns: int, dtype: Any = np.fl
 
 
 def shared_out(rows: Rows, num_clients: int) -> dict[str, Rows]:
-    """Equal shares of rows that are in no order."""
+    """Equal numbers of rows, in random order."""
     x, y = (np.split(leaf, num_clients) for leaf in rows)
     return {f"client-{i}": share for i, share in enumerate(zip(x, y, strict=True))}
 
@@ -172,7 +172,7 @@ def many_clients(journal: Journal, *, quick: bool, seed: int) -> None:
 
 
 def network(journal: Journal, *, quick: bool, seed: int) -> None:
-    """(d) A Bayesian perceptron against nothing but its matrix products."""
+    """(d) A Bayesian perceptron against its matrix products alone."""
     sizes, batch_size, num_steps = ((8, 4, 3), 16, 4) if quick else ((784, 200, 10), 512, 100)
     num_rows = 4 * batch_size
     with jax.enable_x64(False):
@@ -232,8 +232,8 @@ def memory(journal: Journal, *, quick: bool) -> None:
 def block_of_rounds(journal: Journal, *, quick: bool, seed: int) -> None:
     """(f) A hundred synchronous rounds as one program, one natural-gradient step of each client in each.
 
-    Beside it, without a bar, the same of a linear regression in closed form, whose rounds are so short that the
-    ledger's own work (residuals, propriety, the way to the host and back) shows.
+    Also, without a threshold, the same for a linear regression in closed form, whose rounds are so short that the
+    ledger's own work (gaps, propriety, transfers to the host and back) is visible.
     """
     rows_per_client, num_columns, num_rounds = (50, 3, 5) if quick else (1_000, 20, 100)
     rows = logistic_rows(seed, NUM_CLIENTS * rows_per_client, num_columns)
@@ -268,6 +268,6 @@ def block_of_rounds(journal: Journal, *, quick: bool, seed: int) -> None:
 
 
 def judge(journal: Journal, name: str, value: float, bar: str, holds: bool, quick: bool) -> None:
-    """Hold a ratio against its bar, unless the sizes are tiny."""
+    """Compare a ratio with its threshold, unless the sizes are tiny."""
     journal.check(name, float(value), bar, None if quick else bool(holds))
     journal.say(f"{name}: {value:.3g} (bar {bar})")

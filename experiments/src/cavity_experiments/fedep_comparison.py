@@ -13,7 +13,7 @@ from cavity.models.neural.network import NetworkModel
 from cavity.reporting import plots
 from cavity.reporting.plots.style import axes_or_new, colour, marker
 from cavity_experiments import fedep_methods as methods
-from cavity_experiments.fedep_methods import FEDAVG, FEDPA, LETTERS, METHODS, SMALL_STEPS, STATEFUL, Setting
+from cavity_experiments.fedep_methods import FEDAVG, FEDPA, METHODS, SMALL_STEPS, STATEFUL, VARIANTS, Setting
 from cavity_experiments.fedep_scores import MARGINALISED, NUM_DRAWS, Images, Looks, averaged, probabilities, rounds_to
 from cavity_experiments.runner import Journal
 
@@ -35,11 +35,11 @@ class Task:
         model: a network for its images.
         clients: name -> images and labels.
         validation: images for choices.
-        test: images for what is told.
+        test: images for the reported scores.
         setting: how the methods are run.
-        every: rounds between two looks.
-        window: looks that are averaged.
-        thresholds: accuracies in per cent, to whose first round is counted.
+        every: rounds between two evaluations.
+        window: evaluations that are averaged.
+        thresholds: accuracies in per cent; the table has the first round that reaches each.
         seed: of the runs.
     """
 
@@ -61,11 +61,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a method came to.
+    """The result of a method.
 
     Attributes:
-        records: of all looks, those at the burn-in first.
-        scores: means over the last looks.
+        records: of all evaluations, those during the burn-in first.
+        scores: means over the last evaluations.
         posterior: the last one.
     """
 
@@ -77,7 +77,7 @@ class Outcome:
 def run_all(
     journal: Journal, seeds: Sequence[int], federation: Callable[[int], Task], label: str, *, judged: bool
 ) -> None:
-    """The comparison for each seed; then what holds of them together, and the pictures."""
+    """The comparison for each seed; then the thresholds over all seeds, and the figures."""
     tasks, found = [], []
     for seed in seeds:
         tasks.append(federation(seed))
@@ -88,7 +88,7 @@ def run_all(
 
 
 def settings(setting: Setting, every: int, window: int) -> dict[str, Any]:
-    """What would have to be the same to repeat it, but for the data and the network."""
+    """The settings that are needed to repeat the experiment, besides the data and the network."""
     return {
         "rounds": f"{setting.burn_in} of FedAvg, {setting.rounds} of each; {setting.clients_per_round} clients in each",
         "client": f"{setting.num_epochs} epochs, batch {setting.batch_size}, momentum {methods.MOMENTUM}",
@@ -99,7 +99,7 @@ def settings(setting: Setting, every: int, window: int) -> dict[str, Any]:
 
 
 def compare(journal: Journal, task: Task) -> dict[str, Outcome]:
-    """All methods from one burn-in, each told as a row of two tables, whose "averaged" columns are over draws."""
+    """All methods from one burn-in, each as a row of two tables, whose "averaged" columns are over draws."""
     total = task.setting.burn_in + task.setting.rounds
 
     def looks(name: str) -> Looks:
@@ -121,12 +121,12 @@ def compare(journal: Journal, task: Task) -> dict[str, Outcome]:
         records = first.records + these.records
         outcomes[name] = outcome = Outcome(records, averaged(records, task.window), fit.posterior)
         refused = sum(record["refused"] for record in fit.history)
-        _tell(journal, task, name, outcome, refused, time.monotonic() - began)
+        _record(journal, task, name, outcome, refused, time.monotonic() - began)
     journal.put(f"looks of seed {task.seed}", {name: outcome.records for name, outcome in outcomes.items()})
     return outcomes
 
 
-def _tell(journal: Journal, task: Task, name: str, outcome: Outcome, refused: int, seconds: float) -> None:
+def _record(journal: Journal, task: Task, name: str, outcome: Outcome, refused: int, seconds: float) -> None:
     scores, who = outcome.scores, {"seed": task.seed, "method": name}
     to = {f"rounds_to_{t:g}": rounds_to(outcome.records, t, task.window) for t in task.thresholds}
     cells = {
@@ -147,12 +147,15 @@ def mean_over_seeds(found: Sequence[Mapping[str, Outcome]], name: str, score: st
 
 
 def best_by_validation(found: Sequence[Mapping[str, Outcome]]) -> str:
-    """That of the four FedEPs which has most of the validation images right, over all seeds."""
+    """The FedEP variant with the highest validation accuracy over all seeds."""
     return max(STATEFUL, key=lambda name: mean_over_seeds(found, name, "validation accuracy"))
 
 
 def judge(journal: Journal, found: Sequence[Mapping[str, Outcome]], label: str, *, judged: bool) -> None:
-    """Is FedEP more accurate than FedAvg, and half as far from calibrated? Its letter is chosen by validation."""
+    """Check whether FedEP is more accurate than FedAvg, with half its calibration error.
+
+    Its variant is chosen by validation.
+    """
     best = best_by_validation(found)
     journal.put("best FedEP by validation", best)
     gain = mean_over_seeds(found, best, "accuracy") - mean_over_seeds(found, FEDAVG, "accuracy")
@@ -172,7 +175,7 @@ def draw_rounds(found: Sequence[Mapping[str, Outcome]], setting: Setting) -> Fig
     panels = figure.subplots(1, 2, sharey=True)
     for kind, axes in zip(("FedEP", "FedSEP"), panels, strict=True):
         axes_or_new(axes, 5.2, 4.4)
-        for i, name in enumerate((FEDAVG, SMALL_STEPS, FEDPA, *(f"{kind} {letter}" for letter in LETTERS))):
+        for i, name in enumerate((FEDAVG, SMALL_STEPS, FEDPA, *(f"{kind} {variant}" for variant in VARIANTS))):
             rounds = np.array([record["round"] for record in found[0][name].records])
             accuracy = np.mean([[r["accuracy"] for r in outcomes[name].records] for outcomes in found], axis=0)
             shown = rounds >= setting.burn_in

@@ -1,7 +1,7 @@
 """The ten methods that FedEP's experiments compare (Guo et al., 2023, table 2), each with its own settings.
 
 All start from the last point of one burn-in by FedAvg and run for the same number of rounds, with the same number of
-epochs per visit. A letter names the estimate of the tilted covariance: I scaled identity, M samples of the chain, L
+epochs per visit. The variant is the estimate of the tilted covariance: I scaled identity, M samples of the chain, L
 Laplace, V natural-gradient VI.
 
 A control is added: FedAvg whose server takes smaller steps after the burn-in. It shows how much of the gain of the
@@ -26,9 +26,9 @@ from cavity.solvers.sgmcmc.covariance import Spread
 from cavity.training import Observer
 
 FEDAVG, SMALL_STEPS, FEDPA = "FedAvg", "FedAvg, small steps", "FedPA"
-LETTERS = ("I", "M", "L", "V")
-STATEFUL = tuple(f"FedEP {letter}" for letter in LETTERS)
-STATELESS = tuple(f"FedSEP {letter}" for letter in LETTERS)
+VARIANTS = ("I", "M", "L", "V")
+STATEFUL = tuple(f"FedEP {variant}" for variant in VARIANTS)
+STATELESS = tuple(f"FedSEP {variant}" for variant in VARIANTS)
 METHODS = (FEDAVG, SMALL_STEPS, FEDPA, *STATEFUL, *STATELESS)
 MOMENTUM = 0.9  # of clients and server, table 7
 
@@ -40,7 +40,7 @@ class Choice:
     Attributes:
         server_step_size: of the server's optimiser.
         step_size: of the clients' descent.
-        precision_per_row: c, at the hand-over and in the spread; of no use to FedAvg.
+        precision_per_row: c, for the warm start and in the covariance estimate; not used by FedAvg.
     """
 
     server_step_size: float
@@ -53,7 +53,7 @@ class Setting:
     """How all methods are run.
 
     Attributes:
-        clients_per_round: drawn anew for each round.
+        clients_per_round: the number of clients drawn for each round.
         burn_in: rounds of FedAvg.
         rounds: of each method after that.
         num_epochs: of a client's descent per visit.
@@ -62,7 +62,7 @@ class Setting:
         shrinkage: of M.
         fisher_epochs: passes over a client's rows for the Fisher information: L's, and V's number of changes.
         decay: of V.
-        first: what was chosen for FedAvg's burn-in; None takes what it goes on with.
+        first: the choice for FedAvg's burn-in; None takes the choice for its later rounds.
     """
 
     clients_per_round: int
@@ -94,26 +94,26 @@ def method(name: str, model: Model, setting: Setting, num_rows: int) -> Any:
     server = {"optimiser": with_momentum, "step_size": choice.server_step_size}
     if name in (FEDAVG, SMALL_STEPS):
         return FedAvg(model, solver=setting.chain(Point(), choice.step_size), **server)
-    kind, _, letter = name.partition(" ")
-    solver = setting.chain(_spread(letter or "M", setting, choice.precision_per_row), choice.step_size)
+    kind, _, variant = name.partition(" ")
+    solver = setting.chain(_spread(variant or "M", setting, choice.precision_per_row), choice.step_size)
     if kind == "FedEP":
         return FedEP(model, solver=solver, **{f"server_{key}": value for key, value in server.items()})
     return (FedPA if kind == FEDPA else FedSEP)(model, solver=solver, num_rows=num_rows, **server)
 
 
-def _spread(letter: str, setting: Setting, precision_per_row: float) -> Spread:
+def _spread(variant: str, setting: Setting, precision_per_row: float) -> Spread:
     return {
         "I": ScaledIdentity(precision_per_row),
         "M": SampleMoments(setting.shrinkage, precision_per_row),
         "L": DiagonalFisher(setting.fisher_epochs),
         "V": NaturalVI(setting.fisher_epochs, 1, setting.decay, precision_per_row),
-    }[letter]
+    }[variant]
 
 
 def burn_in(
     model: Model, clients: Mapping[str, Any], setting: Setting, seed: int, observers: Sequence[Observer] = ()
 ) -> Fit:
-    """FedAvg's first rounds, from which all methods go on."""
+    """FedAvg's first rounds, from which all methods continue."""
     if setting.first is not None:
         setting = replace(setting, choices={FEDAVG: setting.first})
     algorithm = method(FEDAVG, model, setting, 0)

@@ -2,7 +2,7 @@
 
 The first 24 characters of each of eight alphabets, or all where there are fewer: 183 classes. Each person draws one
 alphabet only, so the labels differ between clients. Of the twenty drawings of a character three are test images and two
-are validation images, from different people for each character. So everybody keeps three quarters of their drawings,
+are validation images, from different people for each character. So each person keeps three quarters of their drawings,
 and no client has a held-out drawing. Clients then have 12 to 18 rows, and all run as one program.
 """
 

@@ -60,15 +60,15 @@ def scores(p: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 @dataclass
 class Looks:
-    """An observer that looks at the posterior every few rounds, and closely at the last ones.
+    """An observer that evaluates the posterior every few rounds, with more scores in the last ones.
 
     Attributes:
         model: the network.
         validation: images that settings were chosen on.
         test: images that nothing was chosen on.
-        every: rounds between two looks.
-        closely_from: the first round from which on draws of the posterior, and validation images, are looked at too.
-        say: is told of each look.
+        every: rounds between two evaluations.
+        closely_from: the first round from which draws of the posterior and validation images are evaluated too.
+        say: called with a line for each evaluation.
         records: what was seen: "round", and scores of test images by name; averaged over draws with "marginalised "
             before it, of validation images with "validation ".
     """
@@ -102,13 +102,13 @@ def _named(before: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def averaged(records: Sequence[Mapping[str, Any]], window: int) -> dict[str, float]:
-    """Each score of the last look, as a mean over the last `window` looks."""
+    """Each score, as a mean over the last `window` evaluations."""
     last = records[-window:]
     return {name: float(np.mean([record[name] for record in last])) for name in last[-1] if name != "round"}
 
 
 def rounds_to(records: Sequence[Mapping[str, Any]], threshold: float, window: int) -> int | None:
-    """The first round at which the accuracy, a mean over `window` looks, is at least `threshold` per cent.
+    """The first round at which the accuracy, a mean over `window` evaluations, is at least `threshold` per cent.
 
     Example:
         >>> looks = [{"round": r, "accuracy": a} for r, a in ((5, 60), (10, 82), (15, 80), (20, 82))]

@@ -9,9 +9,10 @@ likelihoods. A client has seven rows x ~ N(0, Psi^-1) with outcomes x . mu_k of 
 precision of its likelihood, the sum of x x', is Wishart, as it should be.
 
 The paper does not state the distribution of Psi. Here it has eigenvalues in (1, 2), uniformly, as scikit-learn's
-`make_spd_matrix` draws it: one of four ways tried, two of which let FedEP come to 1e-6 in 100 rounds. The same
-with Psi = A A', A standard normal, stands beside it. FedAvg and FedPA are as far off there; but where it is nearly
-singular, both clients are narrow in one direction, and EP is slow.
+`make_spd_matrix` draws it: one of four distributions tried; with two of them FedEP reaches 1e-6 in 100 rounds. The
+results with
+Psi = A A', A standard normal, are reported too. There FedAvg and FedPA are similar; but if Psi is nearly singular, both
+clients are narrow in one direction, and EP is slow.
 
 **Damping.** None is needed. Let P_k = ((a_k, b_k), (b_k, c_k)) be the clients' precisions, and (x_k, y_k) the diagonal
 ones of their factors. Moments of cavity times likelihood make them
@@ -159,7 +160,7 @@ def methods() -> dict[str, PVI]:
 
 @eqx.filter_jit
 def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array, "draws rounds d"]:
-    """After each synchronous round, of all draws in one program: the local engine's rounds, side by side."""
+    """After each synchronous round, of all draws in one program: the local engine's rounds, vectorised."""
     empty = algorithm.entries.initial()
     block = algorithm.server.block
     assert block is not None

@@ -29,7 +29,7 @@ BETAS = (0.02, 0.1, 0.2, 0.4, 0.7)
 
 
 def fedgvi_heart(journal: Journal, size: Size, seed: int) -> None:
-    """Every hospital as the careless one, on several splits."""
+    """Each hospital in turn has the wrong labels, on several splits."""
     num_splits = {Size.QUICK: 1, Size.DEFAULT: 10, Size.FULL: 50}[size]
     table = sources.heart_disease()
     x = table.x[:, [table.columns.index(column) for column in COLUMNS]]

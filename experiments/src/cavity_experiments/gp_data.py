@@ -45,10 +45,10 @@ class Synthetic:
     """A draw from a Gaussian process with kernel SCALE^2 exp(-(x - x')^2 / (2 LENGTH_SCALE^2)).
 
     Attributes:
-        clients: name -> inputs [n_k, 1] and targets [n_k], each on a stretch of its own.
-        test: inputs [m, 1], evenly spaced from the first stretch to the last, and targets [m] with noise of their own.
+        clients: name -> inputs [n_k, 1] and targets [n_k], each on its own interval.
+        test: inputs [m, 1], evenly spaced from the first interval to the last, and targets [m] with independent noise.
         function: the values that the test targets are noisy versions of [m].
-        between: whether a test input lies between two stretches [m].
+        between: whether a test input lies between two intervals [m].
     """
 
     clients: dict[str, Rows]
@@ -58,9 +58,9 @@ class Synthetic:
 
 
 def synthetic_1d(seed: int, rows_per_client: int = 20, num_test: int = 231) -> Synthetic:
-    """Five clients side by side, each with uniform inputs on its stretch; noise N(0, NOISE_SD^2).
+    """Five clients on neighbouring intervals, each with uniform inputs on its interval; noise N(0, NOISE_SD^2).
 
-    Stretches are 0.6 wide and 0.4 apart, around -2, -1, 0, 1 and 2. The paper prints neither its function nor its
+    Intervals are 0.6 wide and 0.4 apart, around -2, -1, 0, 1 and 2. The paper prints neither its function nor its
     kernel; these are ours.
     """
     rng = np.random.default_rng(seed)

@@ -41,9 +41,9 @@ class Setting:
     Attributes:
         num_inducing: M.
         most_pseudo: M_k at most.
-        passes: over all clients, in turn.
+        passes: over all clients, one after the other.
         num_steps: per visit.
-        step_size: of Adam, falling to nothing.
+        step_size: of Adam, decreasing to zero.
         alpha: on the KL of inducing inputs.
         batch_size: rows per step; None takes all.
         central_steps: of the pooled fit.
@@ -71,7 +71,7 @@ def form_of(method: str, clients: Mapping[str, Rows], setting: Setting) -> Facto
 def model_of(
     method: str, clients: Mapping[str, Rows], setting: Setting, seed: int, likelihood: Likelihood | None = None
 ) -> SparseGP:
-    """The model as a method sees it; the inducing inputs start at the same random places for all of them."""
+    """The model as a method sees it; the inducing inputs start at the same random values for all methods."""
     x, _ = next(iter(clients.values()))
     return sparse_gp(
         x.shape[1],
@@ -88,9 +88,9 @@ def federated(
     clients: Mapping[str, Rows],
     setting: Setting,
     seed: int,
-    told: Callable[[int, Hierarchical], None] = lambda visits, posterior: None,
+    on_pass: Callable[[int, Hierarchical], None] = lambda visits, posterior: None,
 ) -> Fit:
-    """PVI in turn; `told` hears after each pass of the visits so far and the posterior."""
+    """Sequential PVI; `on_pass` is called after each pass with the visits so far and the posterior."""
     solver = SharedDescent(
         annealed_adam(setting.num_steps), setting.step_size, setting.num_steps, batch_size=setting.batch_size
     )
@@ -101,12 +101,12 @@ def federated(
         rounds=setting.passes,
         tolerance=0.0,
         seed=seed,
-        observers=[lambda record, server: told(record["communications"], server.posterior)],
+        observers=[lambda record, server: on_pass(record["communications"], server.posterior)],
     )
 
 
 def pooled(model: SparseGP, clients: Mapping[str, Rows], setting: Setting) -> Hierarchical:
-    """The standard: all rows in one place."""
+    """The reference: all rows in one place."""
     x, y = (np.concatenate([rows[i] for rows in clients.values()]) for i in range(2))
     return central_gp(model, x, y, num_steps=setting.central_steps)[0]
 

@@ -106,15 +106,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Task:
-    """One fit: what the methods below are asked for.
+    """One fit, for the methods below.
 
     Attributes:
         setting: how.
         model: of which all share the prior.
         clients: name -> images and digits.
-        seed: of all randomness in the fit.
+        seed: random seed.
         scores: name -> function of a posterior.
-        tell: an observer.
+        observer: called after each round.
     """
 
     setting: Setting
@@ -122,10 +122,10 @@ class Task:
     clients: Mapping[str, Images]
     seed: int
     scores: Mapping[str, Callable[[Any], float]]
-    tell: Observer
+    observer: Observer
 
     def method(self, exponent: float = 1.0, removed: Removal | None = None, num_steps: int | None = None) -> PVI:
-        """PVI with the setting's solver, undamped unless told otherwise."""
+        """PVI with the setting's solver, undamped by default."""
         solver = self.setting.solver(self.setting.num_steps if num_steps is None else num_steps)
         return PVI(self.model, solver=solver, damping=Fixed(exponent), removed=removed)
 
@@ -140,13 +140,13 @@ class Task:
             seed=self.seed,
             held_by_clients=True,
             metrics=self.scores,
-            observers=[counting_steps(schedule), self.tell],
+            observers=[counting_steps(schedule), self.observer],
         )
 
     def continue_run(self, fit: Fit, method: PVI, schedule: Schedule, rounds: int) -> Fit:
         """From where a fit ended, by another method."""
         server = replace(fit.server, schedule=schedule.init(fit.server.names))
-        observers = [counting_steps(schedule, fit.history[-1]["gradient_steps"]), self.tell]
+        observers = [counting_steps(schedule, fit.history[-1]["gradient_steps"]), self.observer]
         fit = replace(fit, algorithm=method, schedule=schedule, server=server)
         return fit.refine(rounds, 0.0, metrics=self.scores, observers=observers)
 

@@ -37,7 +37,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 @cache
 def annealed(num_steps: int) -> Callable[[Any], optax.GradientTransformation]:
-    """Adam whose steps fall to nothing by the end of a solve, and are larger for the logs of standard deviations."""
+    """Adam whose steps decrease to zero by the end of a solve, and are larger for the logs of standard deviations."""
 
     def optimiser(step_size: Any) -> optax.GradientTransformation:
         def adam(faster: float) -> optax.GradientTransformation:
@@ -53,7 +53,7 @@ def _labels(coordinates: MeanScale) -> PyTree:
 
 
 def perceptron_solver(clients: Mapping[str, Images], epochs: int, step_size: float = STEP_SIZE) -> Gradient:
-    """So many epochs over each client's rows per visit."""
+    """A solver with this number of epochs over each client's rows per visit."""
     rows_per_client = min(len(y) for _, y in clients.values())
     num_steps = epochs * rows_per_client // BATCH_SIZE
     start = Tight(TIGHT, JITTER, first_only=True)
@@ -69,10 +69,10 @@ def train(
     seed: int,
     scores: Mapping[str, Callable[[Any], float]],
 ) -> Fit:
-    """Passes over the clients in turn, each told with its first score."""
+    """Sequential passes over the clients; a line shows the first score of each pass."""
     shown = next(iter(scores))
 
-    def tell(record: dict[str, Any], server: Any) -> None:
+    def observe(record: dict[str, Any], server: Any) -> None:
         done, seconds = record["round"], record["seconds"]
         left = seconds / done * (passes - done)
         score = f"{shown.replace('_', ' ')} {100 * record[shown]:.2f} %"
@@ -86,7 +86,7 @@ def train(
         tolerance=0.0,
         seed=seed,
         metrics=scores,
-        observers=[tell],
+        observers=[observe],
     )
 
 

@@ -17,15 +17,15 @@ from cavity.network.processes import free_port
 
 
 class Loopback:
-    """A post and its clients, until the end of a `with`.
+    """A transport and its clients, until the end of a `with` block.
 
     Args:
         server: how the SuperLink listens.
         clients: how each client connects.
-        answers: client -> from a letter to its answer; looked up anew for every letter.
+        answers: client -> function from a message to its response; looked up for every message.
 
     Attributes:
-        post: the server's side.
+        transport: the server's transport.
         nodes: the clients' sides.
     """
 

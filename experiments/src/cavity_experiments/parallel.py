@@ -16,10 +16,10 @@ def _begin() -> None:
     jax.config.update("jax_enable_x64", True)
 
 
-def side_by_side(
+def run_in_parallel(
     function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """(arguments, result) of each task, in the order in which they end."""
+    """(arguments, result) of each task, in the order in which the tasks end."""
     workers = min(os.cpu_count() or 1, len(tasks))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin) as pool:
         running = {pool.submit(function, *task): task for task in tasks}

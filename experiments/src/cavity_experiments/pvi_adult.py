@@ -34,7 +34,7 @@ FULL_SEEDS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One run: `within` rounds (or passes) have to be enough, `rounds` are allowed."""
+    """One run of `rounds` rounds (or passes), which must reach the threshold after `within` of them."""
 
     check: str
     schedule: str
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def bar(self) -> str:
-        """What is asked of KL(federated : pooled)."""
+        """The threshold for KL(federated : pooled), in words."""
         return f"< 1e-2 within {self.within} {'rounds' if self.schedule == 'synchronous' else 'passes'}"
 
 
@@ -62,7 +62,7 @@ CASES = (
 
 
 def pvi_adult(journal: Journal, size: Size, seed: int) -> None:
-    """Run the four cases (the two of split A where it has to be quick), with five seeds where all is asked."""
+    """Run the four cases (in the quick size only those of split A); with five seeds in the full size."""
     seeds = range(seed, seed + (FULL_SEEDS if size is Size.FULL else 1))
     cases = [case for case in CASES if size is not Size.QUICK or case.split == "A"]
     journal.settings(
@@ -85,7 +85,7 @@ def pvi_adult(journal: Journal, size: Size, seed: int) -> None:
             histories[f"{case.label}, seed {current}"] = [{e: record[e] for e in entries} for record in fit.history]
             journal.put("histories", histories)
     for case in CASES:
-        # NaN is below no bar, so a run that broke down fails
+        # comparisons with NaN are false, so a run that broke down fails
         worst = float(np.max(reached[case.check])) if reached[case.check] else None
         journal.check(f"{case.check} PVI {case.label}", worst, case.bar, None if worst is None else worst < BAR)
     first = {case.label: histories[f"{case.label}, seed {seed}"] for case in cases}
@@ -93,7 +93,7 @@ def pvi_adult(journal: Journal, size: Size, seed: int) -> None:
 
 
 def _fits(journal: Journal, cases: list[Case], seed: int) -> Iterator[tuple[Case, Fit]]:
-    """Each case's fit for one seed, written to the journal before it is handed on."""
+    """Each case's fit for one seed; it is written to the journal first."""
     rows = uci.rows("adult", seed)
     model = logistic_regression(rows.columns, prior_scale=1.0)
     for split in SPLITS:
@@ -105,7 +105,7 @@ def _fits(journal: Journal, cases: list[Case], seed: int) -> Iterator[tuple[Case
         journal.say(f"seed {seed}, split {split}: all rows at one client, the reference")
         together = {"pooled": uci.together(rows.train, parts)}
         pooled = run(PVI(model), together, seed=seed, metrics=uci.scores(model, rows))
-        _tell(journal, seed, split, "pooled", pooled)
+        _record(journal, seed, split, "pooled", pooled)
         for case in here:
             fit = run(
                 PVI(model),
@@ -116,19 +116,19 @@ def _fits(journal: Journal, cases: list[Case], seed: int) -> Iterator[tuple[Case
                 metrics={"kl": lambda q, reference=pooled.posterior: kl(q, reference)} | uci.scores(model, rows),
                 observers=[_progress(journal, f"seed {seed}, {case.label}")],
             )
-            _tell(journal, seed, split, case.schedule, fit)
+            _record(journal, seed, split, case.schedule, fit)
             yield case, fit
 
 
 def _progress(journal: Journal, label: str) -> Callable[[dict[str, Any], Any], None]:
-    def tell(record: dict[str, Any], server: Any) -> None:
+    def observe(record: dict[str, Any], server: Any) -> None:
         journal.say(f"{label}: round {record['round']}, KL {record['kl']:.2e}, {record['seconds']:.0f} s")
 
-    return tell
+    return observe
 
 
-def _tell(journal: Journal, seed: int, split: str, schedule: str, fit: Fit) -> None:
-    """What it cost, at the last round; how well it predicts, there and at the round that validation chooses."""
+def _record(journal: Journal, seed: int, split: str, schedule: str, fit: Fit) -> None:
+    """Record the cost at the last round, and the scores there and at the round chosen by validation."""
     history, last = fit.history, fit.history[-1]
     below = [record.get("kl", 0.0) < BAR for record in history]
     who = {"seed": seed, "split": split, "schedule": schedule}

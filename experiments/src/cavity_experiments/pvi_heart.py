@@ -1,20 +1,20 @@
-"""Heart disease at four hospitals: what does each gain by working with the others, and can its risks be trusted?
+"""Heart disease at four hospitals: what does each gain by a joint analysis, and are its predicted risks calibrated?
 
 Four ways to predict a hospital's patients by logistic regression: from its own patients alone; by one exchange, in
 which the hospitals' own posteriors are multiplied (BCM, one undamped round of PVI); by PVI; and by pooling all rows.
 After an undamped round from the prior, prior times factor is what a hospital finds alone, so one fit gives the first
 two.
 
-- **Patients**: all 920. Each repetition deals every hospital's patients into five folds; a fold is predicted from the
+- **Patients**: all 920. Each repetition divides every hospital's patients into five folds; a fold is predicted from the
   other four, so that every patient is predicted once per repetition by fits that have not seen them.
 - **Columns**: those that are measured at all four hospitals. `ca`, `thal`, `slope` and `chol` are left out: they are
   missing for 33 % to 66 % of the patients (`chol`: for all Swiss ones). Chest pain and the resting ECG are 0/1 columns
   against "no pain" and "normal". A missing value becomes the mean of the training patients who have one, and a 0/1
-  column says that it was missing. Means and spreads are of the training patients of all hospitals, which each
-  hospital's counts, sums and sums of squares give: no row has to move for that. A hospital alone uses the same columns,
+  column says that it was missing. Means and spreads are of the training patients of all hospitals, computed from each
+  hospital's counts, sums and sums of squares, so no row is shared. A hospital alone uses the same columns,
   so the four ways differ only in whose patients they learn from.
-- **Prior**: N(0, 1) on every coefficient. The share of diseased patients goes from 36 % to 93 %, so each hospital has a
-  level of its own beside the common one, a 0/1 column; the same without those is fitted too.
+- **Prior**: N(0, 1) on every coefficient. The share of diseased patients goes from 36 % to 93 %, so each hospital has
+  its own intercept in addition to the common one (a 0/1 column). A model without these intercepts is fitted too.
 
 Standard errors are over a hospital's patients, each patient's score being the mean over repetitions.
 """
@@ -51,14 +51,14 @@ LEVELS = {"cp": (1, 2, 3), "restecg": (1, 2)}  # against 4, no pain, and 0, norm
 MODELS = ("a level per hospital", "one level for all")
 ALONE, BCM, FEDERATED, POOLED = METHODS = ("own data alone", "BCM", "PVI", "pooled")
 NUM_FOLDS, PRIOR_SCALE, NUM_BINS, NUM_WIDE_BINS = 5, 1.0, 5, 10
-BAR = 1e-3  # nats a patient
+BAR = 1e-3  # nats per patient
 LEVEL = 0.9  # of the intervals in the figure
 
 NAMES = {"cleveland": "Cleveland", "hungarian": "Budapest", "switzerland": "Switzerland", "va_long_beach": "Long Beach"}
 IN_WORDS = {
     ALONE: "own patients only",
     BCM: "all hospitals, one exchange",
-    FEDERATED: "all hospitals, data stay where they are",
+    FEDERATED: "all hospitals, without pooling",
     POOLED: "all data in one place",
 }
 TITLES = (
@@ -80,7 +80,7 @@ def pvi_heart(journal: Journal, size: Size, seed: int) -> None:
         splits=f"{NUM_FOLDS} folds within each hospital, {num_repetitions} times",
         model=f"logistic regression, prior N(0, {PRIOR_SCALE:g}^2), full covariance",
         models=MODELS,
-        methods="BCM: one undamped round; PVI: synchronous, adaptive damping, to a residual of 1e-6 nats",
+        methods="BCM: one undamped round; PVI: synchronous, adaptive damping, to a gap of 1e-6 nats",
         calibration=f"predicted risk in {NUM_BINS} bins of equal count, and in {NUM_WIDE_BINS} of equal width",
     )
     # risks[model, method]: [repetition, patient]
@@ -99,14 +99,13 @@ def pvi_heart(journal: Journal, size: Size, seed: int) -> None:
                 worst[model] = np.maximum(worst[model], max(gaps))  # a NaN stays
         journal.say(f"repetition {repetition + 1} of {num_repetitions}: largest gap {max(worst.values()):.1e} nats")
     for model in MODELS:
-        _tell(journal, model, {w: risks[model, w] for w in METHODS}, table.y, hospitals)
+        _record(journal, model, {w: risks[model, w] for w in METHODS}, table.y, hospitals)
     for letter, model in zip("ab", MODELS, strict=True):
-        name = (
-            f"pvi-6{letter} {model}: largest |log likelihood of PVI - pooled|, every fold and hospital, nats a patient"
-        )
+        difference = "largest |log likelihood of PVI - pooled|, every fold and hospital, nats per patient"
+        name = f"pvi-6{letter} {model}: {difference}"
         journal.check(name, worst[model], "<= 1e-3", None if size is Size.QUICK else worst[model] <= BAR)
     gain = _mean_gain(risks[MODELS[0], FEDERATED], risks[MODELS[0], ALONE], table.y, hospitals)
-    name = "pvi-6c log likelihood of PVI - own data alone, mean over hospitals, nats a patient"
+    name = "pvi-6c log likelihood of PVI - own data alone, mean over hospitals, nats per patient"
     journal.check(name, gain, ">= 0", None if size is Size.QUICK else gain >= 0)
     for name, model, title in zip(("risks", "risks_one_level"), MODELS, TITLES, strict=True):
         of_model = {w: risks[model, w] for w in METHODS}
@@ -124,7 +123,7 @@ def with_levels(table: HospitalTable) -> HospitalTable:
 
 
 def folds(rng: np.random.Generator, hospitals: partition.Partition, num_patients: int) -> np.ndarray:
-    """The fold of each patient; every hospital's patients are dealt out evenly."""
+    """The fold of each patient; every hospital's patients are divided evenly."""
     fold = np.full(num_patients, -1)
     for rows in hospitals.values():
         fold[rng.permutation(rows)] = np.arange(len(rows)) % NUM_FOLDS
@@ -134,7 +133,7 @@ def folds(rng: np.random.Generator, hospitals: partition.Partition, num_patients
 def predicted(
     table: HospitalTable, is_test: np.ndarray, hospitals: partition.Partition, *, own_level: bool
 ) -> dict[str, np.ndarray]:
-    """Each way's risks of the held-out patients."""
+    """The predicted risks of the held-out patients, by each method."""
     x, y, columns = table.x, table.y.astype(float), table.columns
     if own_level:
         x = np.hstack([x, *[(table.hospital == name)[:, None] for name in hospitals]])
@@ -181,7 +180,7 @@ def mean_and_error(scores: np.ndarray) -> tuple[float, float]:
     return float(by_patient.mean()), float(by_patient.std(ddof=1) / np.sqrt(len(by_patient)))
 
 
-def _tell(
+def _record(
     journal: Journal, model: str, risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition.Partition
 ) -> None:
     """A row of scores, one of calibration and one of differences to pooling per hospital and method."""
@@ -221,7 +220,7 @@ def _tell(
 
 
 def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition.Partition, title: str) -> Figure:
-    """Above, whether each hospital's risks can be trusted, every patient predicted once; below, how good they are."""
+    """Above, the calibration of each hospital's risks, every patient predicted once; below, their Brier scores."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 6.8), layout="constrained")
@@ -240,8 +239,8 @@ def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition
             axes=axes,
         )
         axes.set_title(f"{NAMES[name]}: {y[rows].sum()} of {len(rows)} have it", fontsize="medium")
-    panels[0].annotate("risk said\ntoo low", (0.03, 0.8), fontsize="small", color="#666666")
-    panels[0].annotate("risk said\ntoo high", (0.64, 0.06), fontsize="small", color="#666666")
+    panels[0].annotate("risk\ntoo low", (0.03, 0.8), fontsize="small", color="#666666")
+    panels[0].annotate("risk\ntoo high", (0.64, 0.06), fontsize="small", color="#666666")
     above.suptitle(title, fontweight="bold")
     above.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     left, right = below.subplots(1, 2, sharey=True, width_ratios=[1, 1])

@@ -4,20 +4,20 @@ The paper's MIMIC-III is not public. We use the eICU demo instead: 2,179 stays a
 35 features of the first day, 9 % die in hospital. Two partitions: by k-means on the inputs into five, as in the paper,
 and by hospital. Three models: logistic regression with full covariance, the same in mean field (the paper's
 family), both with N(0, 1) on every coefficient, and a perceptron with two hidden layers of 50 in mean field. Its
-weights are N(0, 0.3^2): with the paper's N(0, 1) scales take some ten thousand steps to find their place, and
-validation is no better.
+weights are N(0, 0.3^2): with the paper's N(0, 1) scales need about ten thousand steps to converge, and validation is no
+better.
 
 All methods are choices of parts (docs/methods.md). Global VI is the same solver with all rows at one client; in a
 federation each of its gradient steps would be an exchange with every client, which is how it is drawn.
 
 Stays are split by patient: three fifths to train, one fifth to validate, one fifth to test. Missing values become the
 mean of the training stays that have one, with a 0/1 column beside, and columns are standardised by the training stays.
-Settings were chosen on the validation stays of seed 0; test stays are looked at with the final settings only, and what
-is judged is the last round. Since one in eleven dies, the error says little: predicting that nobody does has 9 %.
+Settings were chosen on the validation stays of seed 0; test stays are evaluated with the final settings only, at the
+last round. Since one in eleven dies, the error is not informative: predicting no death has an error of 9 %.
 
 Regressions are fitted without noise, by natural gradients. The perceptron takes gradient steps as `images.py` has them:
-a tight start that is the same for everybody, larger steps for scales, and steps that fall to nothing by the end of a
-solve.
+a narrow start that is the same for all clients, larger steps for scales, and steps that decrease to zero by the end of
+a solve.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ K_MEANS, HOSPITALS = PARTITIONS = ("k-means", "hospitals")
 FULL_COVARIANCE, MEAN_FIELD, NETWORK = MODELS = ("logistic regression", "logistic regression, mean field", "perceptron")
 GLOBAL, SYNCHRONOUS, SEQUENTIAL = "global VI", "PVI, synchronous", "PVI, sequential"
 METHODS = (GLOBAL, SYNCHRONOUS, SEQUENTIAL, "BCM (same)", "BCM (split)", "VCL", "streaming VB")
-BARS = {FULL_COVARIANCE: 1e-3, NETWORK: 0.02}  # nats a stay
+BARS = {FULL_COVARIANCE: 1e-3, NETWORK: 0.02}  # nats per stay
 SCORES = {
     "log_likelihood": metrics.log_likelihood,
     "brier": metrics.brier,
@@ -117,7 +117,7 @@ def pvi_icu(journal: Journal, size: Size, seed: int) -> None:
         split="by patient, 60 % to train, 20 % to validate, 20 % to test",
         missing="mean of the training stays that have it, and a 0/1 column; standardised by the training stays",
         models=f"coefficients N(0, 1); perceptron with 50 and 50 hidden units, N(0, {PRIOR_SCALE}^2), mean field",
-        regression_solver="natural gradient, to 1e-4 nats; at most so many rounds, or to a residual of 1e-6 nats",
+        regression_solver="natural gradient, to 1e-4 nats; up to the given number of rounds, or to a gap of 1e-6 nats",
         perceptron_solver=f"Adam {STEP_SIZE} (scales x {SCALES_FASTER:g}), cosine decay in each visit; "
         f"the first starts at sd {TIGHT}, means in +-{JITTER}; predictions of {NUM_DRAWS} draws",
         global_vi=f"the same solver with all rows at one client; perceptron: {GLOBAL_ROUNDS} times "
@@ -144,15 +144,15 @@ def pvi_icu(journal: Journal, size: Size, seed: int) -> None:
                     f"seed {current}, {name} by {by}, {method}: {gap:+.4f} nats, {history[-1]['seconds']:.0f} s"
                 )
             found.setdefault((name, by), []).append(fits)
-            _tell(journal, {"seed": current, "model": name, "partition": by}, fits)
+            _record(journal, {"seed": current, "model": name, "partition": by}, fits)
     for letter, ((model, by), bar) in zip("abcd", _bars(), strict=True):
-        name = f"pvi-icu-{letter} {model} by {by}: largest |test log likelihood of PVI - global VI|, nats a stay"
+        name = f"pvi-icu-{letter} {model} by {by}: largest |test log likelihood of PVI - global VI|, nats per stay"
         gap = _largest_gap(found[model, by]) if (model, by) in found else None
         holds = None if gap is None or size is Size.QUICK else gap <= bar
         journal.check(name, gap, f"<= {bar:g}", holds)
     journal.figure("communications", lambda: picture(found, "communications", "communications (client visits)"))
     by_steps = {case: seeds for case, seeds in found.items() if case[0] == NETWORK}
-    journal.figure("gradient_steps", lambda: picture(by_steps, "steps", "gradient steps, one after the other"))
+    journal.figure("gradient_steps", lambda: picture(by_steps, "steps", "sequential gradient steps"))
 
 
 def make_model(name: str, columns: Sequence[str]) -> PredictiveModel:
@@ -163,7 +163,7 @@ def make_model(name: str, columns: Sequence[str]) -> PredictiveModel:
 
 
 def make_solver(steps: int | None, batch_size: int | None) -> Solver:
-    """Gradient steps, so many per visit; or natural gradients to within 1e-4 nats of a client's optimum."""
+    """Gradient steps, a fixed number per visit; or natural gradients to within 1e-4 nats of a client's optimum."""
     if steps is None:
         return NaturalGradient(tolerance=1e-4)
     start = Tight(TIGHT, JITTER, first_only=True)
@@ -172,7 +172,7 @@ def make_solver(steps: int | None, batch_size: int | None) -> Solver:
 
 @dataclass(frozen=True)
 class Data:
-    """Encoded stays, and which are for what."""
+    """Encoded stays, and their division into training, validation and test."""
 
     columns: tuple[str, ...]
     hospital: np.ndarray
@@ -193,7 +193,7 @@ def split(table: sources.HospitalTable, seed: int) -> Data:
 
 
 def clients_of(data: Data, by: str, seed: int) -> dict[str, Rows]:
-    """The training stays, shared out."""
+    """The training stays of each client."""
     if by == HOSPITALS:
         parts = partition.by_column(data.hospital)
     else:
@@ -273,7 +273,7 @@ def _others(
 
 
 def _tolerance(steps: int | None) -> float:
-    """A solver with noise has a residual that never vanishes."""
+    """The gap of a stochastic solver never vanishes."""
     return 1e-6 if steps is None else 0.0
 
 
@@ -285,7 +285,7 @@ def _records(fit: Fit, steps: int | None, visits_in_turn: int) -> list[dict[str,
 
 
 def _scores(model: PredictiveModel, data: Data) -> dict[str, Callable[[Any], float]]:
-    """Log likelihood (nats a stay) and others of the held-out parts, for the history."""
+    """Log likelihood (nats per stay) and others of the held-out parts, for the history."""
     num_draws = NUM_DRAWS if isinstance(model, MLP) else None
 
     def score(measure: Callable, part: Rows) -> Callable[[Any], float]:
@@ -312,8 +312,8 @@ def _describe(journal: Journal, seed: int, by: str, clients: Clients) -> None:
     )  # fmt: skip
 
 
-def _tell(journal: Journal, who: Mapping[str, Any], fits: Histories) -> None:
-    """What each method cost, and how well it predicts at the last round and at that which validation chooses."""
+def _record(journal: Journal, who: Mapping[str, Any], fits: Histories) -> None:
+    """Record the cost of each method, and its scores at the last round and at the round chosen by validation."""
     reference = fits[GLOBAL][-1]["test_log_likelihood"]
     for method, history in fits.items():
         last = history[-1]
@@ -342,7 +342,7 @@ def _tell(journal: Journal, who: Mapping[str, Any], fits: Histories) -> None:
 
 
 def picture(found: Found, against: str, label: str) -> Figure:
-    """Test log likelihood against what it took: a row of panels per model, a column per partition."""
+    """Test log likelihood against cost: a row of panels per model, a column per partition."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(model for model, _ in found))

@@ -173,19 +173,19 @@ def split(setting: Setting, labels: np.ndarray, seed: int) -> partition.Partitio
 def _history(
     journal: Journal, part: Part, method: str, model: MLP, clients: Mapping[str, Images], test: Images, seed: int
 ) -> History:
-    """One fit, told pass by pass."""
+    """One fit, with a line for each pass."""
 
-    def tell(record: dict[str, Any], server: ServerState) -> None:
+    def observe(record: dict[str, Any], server: ServerState) -> None:
         error, pruned, seconds = 100 * record["test_error"], record["pruned"], record["seconds"]
         done = f"{part.name}, {method}: pass {record['round']}"
         journal.say(f"{done}, test error {error:.2f} %, {pruned:.0%} pruned, {seconds:.0f} s")
 
-    fit = METHODS[method](Task(part.setting, model, clients, seed, scores(model, test), tell))
+    fit = METHODS[method](Task(part.setting, model, clients, seed, scores(model, test), observe))
     return [{entry: record[entry] for entry in ENTRIES} for record in fit.history]
 
 
 def scores(model: MLP, test: Images) -> dict[str, Callable[[Any], float]]:
-    """What the history says of a posterior; both test scores are of one prediction, which takes seconds."""
+    """The scores for the history; both test scores use the same prediction, which takes seconds."""
     x, y = test
     last: list[Any] = [None, None]
 

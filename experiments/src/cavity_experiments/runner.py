@@ -139,14 +139,14 @@ class Journal:
         self._write()
 
     def check(self, name: str, value: Any, bar: str, holds: Any) -> None:
-        """Hold a value against its bar; `holds` is None where this run cannot judge."""
+        """Compare a value with its threshold; `holds` is None if this run cannot decide it."""
         if any(check.name == name for check in self._checks):
             raise CavityError(f"the check {name!r} was made twice")
         self._checks.append(Check(name, plain(value), bar, None if holds is None else bool(holds)))
         self._write()
 
     def figure(self, name: str, draw: Callable[[], Figure]) -> None:
-        """Save a figure as PNG; without matplotlib the run goes on, and says so."""
+        """Save a figure as PNG; without matplotlib the run continues, with a message."""
         try:
             figure = draw()
         except ModuleNotFoundError as error:

@@ -56,7 +56,7 @@ def schemes(
 def counting_steps(schedule: Schedule, before: int = 0) -> Observer:
     """Writes the gradient steps so far into each record, as in the paper's figure 12: those that follow one another.
 
-    Clients of a synchronous round work side by side, so the longest solve counts; in a sequential pass all do.
+    Clients of a synchronous round work at the same time, so the longest solve counts; in a sequential pass all count.
     """
     combine: Callable[[Sequence[int]], int] = max if schedule.is_synchronous else sum
     total = before

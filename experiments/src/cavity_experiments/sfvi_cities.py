@@ -32,11 +32,11 @@ def columns() -> mixed.Columns:
 
 
 def shared_out(seed: int) -> dict[str, mixed.Columns]:
-    """Two silos of 300 and 237 children, drawn at random."""
-    everybody = columns()
+    """Two clients of 300 and 237 children, drawn at random."""
+    all_rows = columns()
     order = np.random.default_rng(seed).permutation(sum(SIZES))
     parts = {"first": order[: SIZES[0]], "second": order[SIZES[0] :]}
-    return {name: {key: column[rows] for key, column in everybody.items()} for name, rows in parts.items()}
+    return {name: {key: column[rows] for key, column in all_rows.items()} for name, rows in parts.items()}
 
 
 def sfvi_cities(journal: Journal, size: Size, seed: int) -> None:
@@ -45,7 +45,7 @@ def sfvi_cities(journal: Journal, size: Size, seed: int) -> None:
     num_steps = 500 if quick else NUM_STEPS
     seeds = [seed] if quick else [seed, seed + 1, seed + 2]
     journal.settings(
-        data="six cities, 537 children x 4 years, silos of 300 and 237",
+        data="six cities, 537 children x 4 years, clients of 300 and 237",
         model="logistic, random intercept per child, priors N(0, 10^2) on beta and omega",
         family="dense Gaussian; per child a coupled Gaussian, which widens with Z_G where K > 1",
         optimiser=f"Adam {STEP_SIZE}, cosine decay over {num_steps} exchanges, one draw of Z_G",
@@ -119,7 +119,7 @@ def averaging(journal: Journal, model: Any, reference: Any, seed: int, quick: bo
 
 
 def speed(journal: Journal, model: Any, pooled: mixed.Columns, seed: int, quick: bool) -> None:
-    """Seconds for the plain bound over two silos, and for NumPyro's SVI with a mean-field guide on the pooled rows."""
+    """Seconds for the plain bound over two clients, and for NumPyro's SVI with a mean-field guide on pooled rows."""
     num_steps = 500 if quick else NUM_STEPS
     method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE, num_samples=1)
     options: dict[str, Any] = {"tolerance": 0.0, "rounds_per_block": num_steps, "seed": seed}

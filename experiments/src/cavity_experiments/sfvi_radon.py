@@ -23,7 +23,7 @@ from cavity_experiments import sources
 from cavity_experiments.runner import Journal, Size
 
 sample: Any = numpyro.sample
-NUM_SILOS, NUM_STEPS, STEP_SIZE, BLOCK = 8, 10_000, 0.02, 1000
+NUM_CLIENTS, NUM_STEPS, STEP_SIZE, BLOCK = 8, 10_000, 0.02, 1000
 LEVEL = 0.9  # of the intervals in the results
 
 
@@ -32,7 +32,7 @@ def sfvi_radon(journal: Journal, size: Size, seed: int) -> None:
     quick = size is Size.QUICK
     num_steps = 500 if quick else NUM_STEPS
     journal.settings(
-        clients=NUM_SILOS, optimiser=f"Adam {STEP_SIZE}, cosine decay over {num_steps} exchanges", samples="K = 20"
+        clients=NUM_CLIENTS, optimiser=f"Adam {STEP_SIZE}, cosine decay over {num_steps} exchanges", samples="K = 20"
     )
     radon, use = sources.radon(), sources.contraception()
     houses = {"county": radon.county, "floor": radon.floor, "log_radon": radon.log_radon}
@@ -57,7 +57,7 @@ def study(
     seed: int,
     quick: bool,
 ) -> None:
-    """One data set: NUTS on the pooled rows, SFVI over silos of whole units."""
+    """One data set: NUTS on the pooled rows, SFVI over clients of whole units."""
     labels, places = np.unique(columns[unit], return_inverse=True)
     pooled = columns | {unit: places, num_units: len(labels)}
     began = time.perf_counter()
@@ -66,8 +66,10 @@ def study(
         function, pooled, num_draws=draws, num_warmup=warmup, seed=seed, free_of=("level",)
     )
     journal.row("nuts", study=name, r_hat=r_hat, ess=ess, seconds=time.perf_counter() - began)
-    home = np.random.default_rng(seed).permutation(np.arange(len(labels)) % NUM_SILOS)[places]
-    clients = {f"silo {j + 1}": {key: column[home == j] for key, column in columns.items()} for j in range(NUM_SILOS)}
+    home = np.random.default_rng(seed).permutation(np.arange(len(labels)) % NUM_CLIENTS)[places]
+    clients = {
+        f"client {j + 1}": {key: column[home == j] for key, column in columns.items()} for j in range(NUM_CLIENTS)
+    }
     model = numpyro_model(function, columns, unit=unit, num_units=num_units)
     method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE)
     began = time.perf_counter()

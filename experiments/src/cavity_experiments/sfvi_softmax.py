@@ -27,7 +27,7 @@ from cavity_experiments.runner import Journal, Size
 
 sample: Any = numpyro.sample
 param: Any = numpyro.param
-NUM_SILOS, ROWS, NUM_STEPS, STEP_SIZE = 25, 200, 50_000, 0.01
+NUM_CLIENTS, ROWS, NUM_STEPS, STEP_SIZE = 25, 200, 50_000, 0.01
 LOCAL_STEPS, AVG_ROUNDS = 1000, 50
 PAPER = {"alone": 51.5, "SFVI-Avg, 1 round": 63.9, "SFVI-Avg, 50 rounds": 69.3, "SFVI": 84.0}
 DRAWS = 50
@@ -44,12 +44,12 @@ def softmax(x: Any, y: Any = None) -> None:
 
 
 def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
-    """Table S1 for J = 25: SFVI, SFVI-Avg with one and with fifty rounds, silos alone, and all rows at one silo."""
+    """Table S1 for J = 25: SFVI, SFVI-Avg with one and with fifty rounds, clients alone, and all rows at one client."""
     quick = size is Size.QUICK
-    num_clients, num_steps = (3, 200) if quick else (NUM_SILOS, NUM_STEPS)
+    num_clients, num_steps = (3, 200) if quick else (NUM_CLIENTS, NUM_STEPS)
     rounds, local_steps = (2, 50) if quick else (AVG_ROUNDS, LOCAL_STEPS)
     journal.settings(
-        data=f"MNIST, {num_clients} silos of {ROWS} images, 10,000 test images",
+        data=f"MNIST, {num_clients} clients of {ROWS} images, 10,000 test images",
         model="784-10 softmax regression, mean field, prior scales learned",
         optimiser=f"Adam {STEP_SIZE}, cosine decay, all rows, one draw",
         budget=f"{num_steps} exchanges; SFVI-Avg 1 x {num_steps} and {rounds} x {local_steps} steps",
@@ -76,8 +76,8 @@ def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
     found = {}
     for name, (method, clients) in cases.items():
         began = time.perf_counter()
-        told = [each_tenth(journal, name, method.default_rounds)]
-        fit = run(method, clients, tolerance=0.0, seed=seed, observers=told)
+        observers = [each_tenth(journal, name, method.default_rounds)]
+        fit = run(method, clients, tolerance=0.0, seed=seed, observers=observers)
         seconds = time.perf_counter() - began
         found[name] = accuracy(fit.posterior, test)
         journal.row("table", method=name, accuracy=found[name], paper=PAPER.get(name), seconds=seconds)

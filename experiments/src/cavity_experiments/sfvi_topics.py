@@ -1,12 +1,12 @@
-"""Topics of twenty newsgroups over three silos: ProdLDA by SFVI and by SFVI-Avg, and at each silo alone (section 4.2).
+"""Topics of twenty newsgroups over three clients: ProdLDA by SFVI, by SFVI-Avg, and at each client alone (section 4.2).
 
-All posts are dealt to three silos at random. The vocabulary is the 2,000 most frequent words, without those that occur
-more than ten times on average in the posts that have them: these come from encoded binaries and source code ("max",
-"bhj", "giz"). Where the paper lemmatises, words are left as they are here.
+Posts are divided among three clients at random. The vocabulary is the 2,000 most frequent words, without those that
+occur more than ten times on average in the posts that have them. These come from encoded binaries and source code
+("max", "bhj", "giz"). Where the paper lemmatises, words are left as they are here.
 
-Every fit takes as many steps: SFVI one exchange each, SFVI-Avg in rounds of a hundred, and a silo alone by itself, with
+Every fit takes as many steps: SFVI one exchange each, SFVI-Avg in rounds of a hundred, and each client alone, with
 as large a batch of its documents. A topic's words are those of largest weight in T; its coherence is counted in the
-posts of all silos. Bounds are of all posts that a fit has seen, by draws.
+posts of all clients. Bounds are of all posts that a fit has seen, by draws.
 
 One run does not settle which method is more coherent: `docs/results/sfvi.md` has three seeds. Of the step sizes 0.02
 and 0.05 the latter, used here, has the higher bound in four of the five fits with seed 0.
@@ -42,7 +42,7 @@ from cavity_experiments.runner import Journal, Size
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUM_SILOS, NUM_TOPICS, VOCABULARY = 3, 21, 2000
+NUM_CLIENTS, NUM_TOPICS, VOCABULARY = 3, 21, 2000
 ROUNDS, LOCAL_STEPS = 100, 100
 STEP_SIZE, BATCH_SIZE, TOP_WORDS = 0.05, 100, 8
 MOST_PER_POST = 10.0  # a word with more, on average over the posts that have it, is no word
@@ -62,7 +62,7 @@ def posts(vocabulary: int) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]
 
 
 def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
-    """SFVI, SFVI-Avg, and silos alone."""
+    """SFVI, SFVI-Avg, and clients alone."""
     quick = size is Size.QUICK
     rounds, local_steps, num_topics, vocabulary = (
         (4, 25, 5, 300) if quick else (ROUNDS, 1000 if size is Size.FULL else LOCAL_STEPS, NUM_TOPICS, VOCABULARY)
@@ -70,17 +70,17 @@ def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
     counts, words, dropped = posts(vocabulary)
     counts = counts[:QUICK_POSTS] if quick else counts
     counts = counts[counts.sum(axis=1, dtype=int) > 0]
-    parts = partition.homogeneous(np.random.default_rng(seed), len(counts), NUM_SILOS)
+    parts = partition.homogeneous(np.random.default_rng(seed), len(counts), NUM_CLIENTS)
     clients = partition.select(counts, parts)
     journal.settings(
         data=f"20 Newsgroups, {len(counts)} posts, {vocabulary} words",
         dropped_words=f"more than {MOST_PER_POST:g} times per post that has it: {', '.join(dropped)}",
-        num_clients=NUM_SILOS,
+        num_clients=NUM_CLIENTS,
         model=f"ProdLDA, {num_topics} topics, mean field; alpha and the scale of topics by empirical Bayes",
-        sfvi=f"{rounds * local_steps} exchanges, {BATCH_SIZE} posts of each silo",
+        sfvi=f"{rounds * local_steps} exchanges, {BATCH_SIZE} posts of each client",
         sfvi_avg=f"{rounds} rounds of {local_steps} steps, batch {BATCH_SIZE}",
         optimiser=f"Adam {STEP_SIZE}, cosine decay over all steps",
-        coherence=f"UMass, sum over pairs of the top {TOP_WORDS} words, in the posts of all silos",
+        coherence=f"UMass, sum over pairs of the top {TOP_WORDS} words, in the posts of all clients",
     )
     model, num_steps = prodlda(num_topics, vocabulary), rounds * local_steps
     coherences: dict[str, np.ndarray] = {}
@@ -104,21 +104,21 @@ def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
     # with rounds of a hundred steps, Adam would else spend them on noise in words that the last batch did not have
     kept = {"num_rounds": rounds, "local_steps": local_steps, "keeps_optimiser": True}
     method = SFVIAvg(model, total=len(counts), **kept, **options())
-    told = [each_tenth(journal, "SFVI-Avg", rounds)]
-    judge("SFVI-Avg", run(method, clients, rounds=rounds, tolerance=0.0, seed=seed, observers=told), began)
+    observers = [each_tenth(journal, "SFVI-Avg", rounds)]
+    judge("SFVI-Avg", run(method, clients, rounds=rounds, tolerance=0.0, seed=seed, observers=observers), began)
     for name, some in {"SFVI": clients, **{f"{client} alone": {client: clients[client]} for client in clients}}.items():
         began, method = time.monotonic(), SFVI(model, num_steps=num_steps, **options())
-        told = [each_tenth(journal, name, num_steps)]
+        observers = [each_tenth(journal, name, num_steps)]
         block = min(PER_BLOCK, num_steps)
-        fit = run(method, some, rounds=num_steps, tolerance=0.0, seed=seed, rounds_per_block=block, observers=told)
+        fit = run(method, some, rounds=num_steps, tolerance=0.0, seed=seed, rounds_per_block=block, observers=observers)
         judge(name, fit, began)
     alone = float(np.mean([c.mean() for name, c in coherences.items() if name.endswith("alone")]))
     journal.put("coherence_alone", alone)
     for letter, name in zip("ab", ("SFVI", "SFVI-Avg"), strict=True):
         gain = float(coherences[name].mean()) - alone
-        bar = "> 0: better than silos alone"
+        bar = "> 0: better than clients alone"
         journal.check(
-            f"sfvi-2{letter} mean coherence of {name} above silos alone", gain, bar, None if quick else gain > 0
+            f"sfvi-2{letter} mean coherence of {name} above clients alone", gain, bar, None if quick else gain > 0
         )
     journal.figure("coherence", lambda: _by_topic(coherences))
 
@@ -132,7 +132,7 @@ def options() -> dict[str, Any]:
 
 
 def whole_bound(model: ProdLDA, fit: Fit, key: PRNGKeyArray, num_draws: int = BOUND_DRAWS) -> float:
-    """The evidence lower bound of a fit over all posts of its silos, a mean over draws."""
+    """The evidence lower bound of a fit over all posts of its clients, a mean over draws."""
     assert isinstance(fit.clients, Mapping)
     shared = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), fit.posterior)
     total = 0.0
@@ -141,7 +141,7 @@ def whole_bound(model: ProdLDA, fit: Fit, key: PRNGKeyArray, num_draws: int = BO
         for i, (client, data) in enumerate(fit.clients.items()):
             state = (fit.client_states or {})[client]
             kept = state.local if state.pending is None else state.pending.local
-            total += float(_silo_bound(model, shared, kept.q, data, draw, jax.random.fold_in(draw, i)))
+            total += float(_client_bound(model, shared, kept.q, data, draw, jax.random.fold_in(draw, i)))
     return total / num_draws
 
 
@@ -152,7 +152,7 @@ def _server_bound(model: ProdLDA, shared: Globals, key: PRNGKeyArray) -> Float[A
 
 
 @eqx.filter_jit
-def _silo_bound(
+def _client_bound(
     model: ProdLDA, shared: Globals, own: LocalGaussian, data: Data, key: PRNGKeyArray, local_key: PRNGKeyArray
 ) -> Float[Array, ""]:
     dtype = shared.q.mean.dtype

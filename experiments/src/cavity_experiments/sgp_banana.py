@@ -44,14 +44,14 @@ def sgp_banana(journal: Journal, size: Size, seed: int) -> None:
     model = model_of(DPO, clients, setting, seed, BernoulliProbit())
     found, posteriors = {}, {}
 
-    def told(method: str, visits: int, posterior: Any) -> None:
+    def on_pass(method: str, visits: int, posterior: Any) -> None:
         posteriors[method] = posterior
         found[method] = classified(model, posterior, test, setting)
         journal.row("visits", method=method, visits=visits, **found[method])
         journal.say(f"{method}, {visits} visits: {found[method]}")
 
-    told(POOLED, 0, pooled(model, clients, setting))
-    federated(model, clients, setting, seed, lambda visits, q: told(DPO, visits, q))
+    on_pass(POOLED, 0, pooled(model, clients, setting))
+    federated(model, clients, setting, seed, lambda visits, q: on_pass(DPO, visits, q))
     journal.figure("boundary", lambda: draw(model, posteriors, clients))
     gap = found[DPO]["error_percent"] - found[POOLED]["error_percent"]
     name = "sgp-7 error of five clients - pooled, points"

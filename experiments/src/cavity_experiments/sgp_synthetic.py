@@ -51,9 +51,9 @@ def sgp_synthetic(journal: Journal, size: Size, seed: int) -> None:
         found = compare(journal, draw, num_inducing, steps, passes)
         label = "" if draw == seed else f" (data {draw})"
         gap, judged = found[PVI] - found[POOLED], size is not Size.QUICK
-        name = f"sgp-4a PVI - pooled after {5 * passes} visits, nats a point{label}"
+        name = f"sgp-4a PVI - pooled after {5 * passes} visits, nats per point{label}"
         journal.check(name, gap, f">= -{BAR}", gap >= -BAR if judged else None)
-        name = f"sgp-4b averaging - PVI, nats a point: it drifts{label}"
+        name = f"sgp-4b averaging - PVI, nats per point: it drifts{label}"
         lost = found[AVERAGED] - found[PVI]
         journal.check(name, lost, f"< -{BAR}", lost < -BAR if judged else None)
 
@@ -78,7 +78,7 @@ def compare(journal: Journal, seed: int, num_inducing: int, steps: int, passes: 
     posteriors: dict[str, Any] = {POOLED: central_gp(model, x, y)[0]}
     found = {}
 
-    def told(method: str, visits: int, posterior: Any) -> None:
+    def on_pass(method: str, visits: int, posterior: Any) -> None:
         each = predict(model, posterior, data.test[0]).log_prob(data.test[1])
         found[method] = float(each.mean())
         inducing = model.inducing_inputs(posterior)[0][:, 0]
@@ -94,10 +94,10 @@ def compare(journal: Journal, seed: int, num_inducing: int, steps: int, passes: 
             inducing_outside=outside,
         )
         journal.say(
-            f"{method}, {visits} visits: {found[method]:.3f} nats a point, {outside} inducing inputs off the data"
+            f"{method}, {visits} visits: {found[method]:.3f} nats per point, {outside} inducing inputs off the data"
         )
 
-    told(POOLED, 0, posteriors[POOLED])
+    on_pass(POOLED, 0, posteriors[POOLED])
     methods = {
         PVI: HierarchicalPVI(model, alpha=ALPHA, solver=SharedDescent(annealed_adam(steps), num_steps=steps)),
         AVERAGED: InducingAverage(
@@ -112,7 +112,7 @@ def compare(journal: Journal, seed: int, num_inducing: int, steps: int, passes: 
             rounds=passes,
             tolerance=0.0,
             seed=seed,
-            observers=[lambda record, server, name=name: told(name, record["communications"], server.posterior)],
+            observers=[lambda record, server, name=name: on_pass(name, record["communications"], server.posterior)],
         )
         posteriors[name] = fit.posterior
     journal.figure(f"bands_{seed}", lambda: draw(model, posteriors, data))

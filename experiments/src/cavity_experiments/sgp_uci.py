@@ -19,7 +19,7 @@ import numpy as np
 from cavity.reporting.plots.style import axes_or_new, colour, figure_of, marker
 from cavity_experiments import gp_data
 from cavity_experiments.gp_methods import CPO, DPO, FIXED, METHODS, POOLED, Setting, federated, model_of, pooled, score
-from cavity_experiments.parallel import side_by_side
+from cavity_experiments.parallel import run_in_parallel
 from cavity_experiments.runner import Journal, Size
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ BRIEF = Setting(num_steps=100)
 
 
 def sgp_uci(journal: Journal, size: Size, seed: int) -> None:
-    """All methods on all sets and splits; paired differences; the bars."""
+    """All methods on all sets and splits; paired differences; thresholds."""
     names = {Size.QUICK: ("boston", "yacht"), Size.DEFAULT: SMALL, Size.FULL: SMALL + LARGE}[size]
     splits = {Size.QUICK: 1, Size.DEFAULT: 2, Size.FULL: 10}[size]
     setting = Setting(num_inducing=50, passes=1, num_steps=100, central_steps=50) if size is Size.QUICK else Setting()
@@ -59,7 +59,7 @@ def run_sets(journal: Journal, names: Sequence[str], splits: int, setting: Setti
     ]
     scores: dict[tuple[str, int, str], dict[str, Any]] = {}
     by_visit: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for (name, split, method, *_), found in side_by_side(one, tasks):
+    for (name, split, method, *_), found in run_in_parallel(one, tasks):
         for visit in found:
             journal.row("visits", set=name, split=split, method=method, **visit)
         scores[name, split, method] = last = found[-1]
@@ -87,14 +87,14 @@ def one(name: str, split: int, method: str, setting: Setting, seed: int) -> list
     model = model_of(method, data.clients, setting, seed)
     found: list[dict[str, Any]] = []
 
-    def told(visits: int, posterior: Any) -> None:
+    def on_pass(visits: int, posterior: Any) -> None:
         scored = score(model, posterior, data.test, setting)
         found.append({"visits": visits, **scored, "seconds": time.perf_counter() - began})
 
     if method == POOLED:
-        told(0, pooled(model, data.clients, setting))
+        on_pass(0, pooled(model, data.clients, setting))
     else:
-        federated(model, data.clients, setting, seed, told)
+        federated(model, data.clients, setting, seed, on_pass)
     return found
 
 

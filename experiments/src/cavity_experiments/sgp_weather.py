@@ -20,7 +20,7 @@ from cavity.reporting import plots
 from cavity.reporting.plots.style import axes_or_new, colour, figure_of, marker
 from cavity_experiments import gp_data
 from cavity_experiments.gp_methods import CPO, DPO, FIXED, METHODS, POOLED, Setting, federated, model_of, pooled, score
-from cavity_experiments.parallel import side_by_side
+from cavity_experiments.parallel import run_in_parallel
 from cavity_experiments.runner import Journal, Size
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def sgp_weather(journal: Journal, size: Size, seed: int) -> None:
     journal.settings(clients=gp_data.STATION_CLIENTS, **asdict(setting))
     found: dict[str, list[dict[str, Any]]] = {}
     posteriors: dict[str, Any] = {}
-    for (method, *_), (visits, posterior) in side_by_side(one, [(method, setting, seed) for method in METHODS]):
+    for (method, *_), (visits, posterior) in run_in_parallel(one, [(method, setting, seed) for method in METHODS]):
         found[method], posteriors[method] = visits, posterior
         for visit in visits:
             journal.row("visits", method=method, **visit)
@@ -50,8 +50,8 @@ def sgp_weather(journal: Journal, size: Size, seed: int) -> None:
     last = {method: visits[-1]["log_likelihood"] for method, visits in found.items()}
     for letter, other in (("a", CPO), ("b", FIXED)):
         gap = last[DPO] - last[other]
-        journal.check(f"sgp-6{letter} DPO - {other}, nats a station", gap, ">= 0", gap >= 0 if judged else None)
-    journal.put("DPO - pooled, nats a station", last[DPO] - last[POOLED])
+        journal.check(f"sgp-6{letter} DPO - {other}, nats per station", gap, ">= 0", gap >= 0 if judged else None)
+    journal.put("DPO - pooled, nats per station", last[DPO] - last[POOLED])
     journal.figure("visits", lambda: draw_visits(found))
     data = gp_data.stations()
     model = model_of(DPO, data.clients, setting, seed)
@@ -64,7 +64,7 @@ def one(method: str, setting: Setting, seed: int) -> tuple[list[dict[str, Any]],
     model = model_of(method, data.clients, setting, seed)
     found: list[dict[str, Any]] = []
 
-    def told(visits: int, posterior: Any) -> None:
+    def on_pass(visits: int, posterior: Any) -> None:
         scored = score(model, posterior, data.test, setting)
         fahrenheit = scored["rmse"] * data.scaling.y_sd
         found.append(
@@ -73,9 +73,9 @@ def one(method: str, setting: Setting, seed: int) -> tuple[list[dict[str, Any]],
 
     if method == POOLED:
         posterior = pooled(model, data.clients, setting)
-        told(0, posterior)
+        on_pass(0, posterior)
     else:
-        posterior = federated(model, data.clients, setting, seed, told).posterior
+        posterior = federated(model, data.clients, setting, seed, on_pass).posterior
     return found, jax.tree.map(np.asarray, posterior)
 
 
@@ -93,7 +93,7 @@ def draw_visits(found: Mapping[str, list[dict[str, Any]]]) -> Figure:
         )
     axes.axhline(found[POOLED][-1]["log_likelihood"], color="#555555", linestyle="--", label=POOLED)
     axes.set_xlabel("client visits")
-    axes.set_ylabel("held-out log likelihood, nats a station")
+    axes.set_ylabel("held-out log likelihood, nats per station")
     axes.legend(frameon=False)
     return figure_of(axes)
 

@@ -86,7 +86,7 @@ def describe(journal: Journal, labels: np.ndarray, parts: Partition, **who: Any)
 
 
 def scores(model: PredictiveModel, rows: Rows) -> dict[str, Callable[[Any], float]]:
-    """Log likelihood (nats a row) and error of the held-out parts, for the history."""
+    """Log likelihood (nats per row) and error of the held-out parts, for the history."""
 
     def score(measure: Callable, part: Labelled) -> Callable[[Any], float]:
         x, y = part

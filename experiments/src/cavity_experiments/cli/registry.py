@@ -49,7 +49,7 @@ BENCH = {
 
 
 def find(words: Mapping[str, str], name: str) -> Experiment:
-    """The experiment of that name; an unknown one gives the list of those that there are."""
+    """The experiment of that name; an error lists all names if there is none."""
     if name not in words:
         raise CavityError(f"there is no {name!r}; there is: {', '.join(words)}")
     module, function = words[name].split(":")

@@ -1,4 +1,4 @@
-"""Patients of several hospitals, the clients of a study as they are in life: heart disease, intensive care."""
+"""Patients of several hospitals, which are natural clients: heart disease, intensive care."""
 
 from dataclasses import dataclass, field
 
@@ -53,8 +53,8 @@ def heart_disease() -> HospitalTable:
 
     All 920 patients: Cleveland 303, Hungarian (Budapest) 294, Switzerland 123, VA Long Beach 200. The 13
     features are raw, categorical ones as their codes. Missing values are NaN, for the caller to impute or
-    drop; what is missing differs by hospital (`ca` was hardly measured outside Cleveland). So are zeros that
-    the files have where nobody measured: the cholesterol (`chol`) of all Swiss and 49 Long Beach patients,
+    drop; what is missing differs by hospital (`ca` was hardly measured outside Cleveland). So are zeros in the files
+    that stand for missing measurements: the cholesterol (`chol`) of all Swiss and 49 Long Beach patients,
     and one resting blood pressure (`trestbps`).
 
     Returns:

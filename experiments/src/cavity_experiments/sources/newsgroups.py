@@ -73,7 +73,7 @@ def newsgroups(vocabulary: int = 2000) -> Newsgroups:
     # A word's column is its rank.
     row, column = np.repeat(np.arange(_POSTS), np.diff(raw["indptr"])), rank[raw["indices"]]
     kept = column < vocabulary
-    # Posts that keep a word, numbered anew.
+    # New numbers for the posts that keep a word.
     posts, row = np.unique(row[kept], return_inverse=True)
     counts = np.zeros((len(posts), vocabulary), dtype=np.uint16)
     counts[row, column[kept]] = raw["data"][kept]

@@ -43,7 +43,7 @@ class Scaling:
         return np.array(self.y_mean + self.y_sd * standard)
 
     def raw_log_likelihood(self, standard: np.ndarray | float) -> np.ndarray:
-        """Log densities (nats a row, or their mean) of standardised targets z as those of raw ones y.
+        """Log densities (nats per row, or their mean) of standardised targets z as those of raw ones y.
 
         As z = (y - y_mean) / y_sd, log p(y) = log p(z) - log y_sd.
         """

@@ -31,7 +31,7 @@ def magic() -> Table:
 def pima() -> Table:
     """Does a woman of the Pima have diabetes? 768 women, 268 with it.
 
-    Zeros that the file has where nobody measured (glucose, pressure, triceps, insulin, mass) are NaN, for the caller to
+    Zeros that stand for missing measurements (glucose, pressure, triceps, insulin, mass) are NaN, for the caller to
     impute (`imputed`) or drop.
     """
     features = ("pregnant", "glucose", "pressure", "triceps", "insulin", "mass", "pedigree", "age")

@@ -21,7 +21,7 @@ _ADULT_CATEGORICAL = (
 # Rows, and rows with an income above 50K, of the training file and of the test file.
 _ADULT_TRAIN = (32_561, 7_841)
 _ADULT_TEST = (16_281, 3_846)
-# `fnlwgt` of the first row of either file, by which the order of a table with both is told.
+# `fnlwgt` of the first row of either file, from which the order of a table with both is known.
 _ADULT_FIRST_TRAIN, _ADULT_FIRST_TEST = 77_516, 226_802
 
 _COVERTYPE_QUANTITIES = (
@@ -37,7 +37,7 @@ _COVERTYPE_QUANTITIES = (
     "Horizontal_Distance_To_Fire_Points",
 )
 _COVERTYPE_ROWS = 581_012
-# Rows of each cover type and of each wilderness area, and the first row, by which unscaled columns are told.
+# Rows of each cover type and of each wilderness area, and the first row, which shows whether columns are unscaled.
 _COVERTYPE_TYPES = (211_840, 283_301, 35_754, 2_747, 9_493, 17_367, 20_510)
 _COVERTYPE_AREAS = (260_796, 29_884, 253_364, 36_968)
 _COVERTYPE_FIRST = (2596, 51, 3, 258, 0, 510, 221, 232, 148, 6279)
