@@ -1,4 +1,4 @@
-"""Studies over Flower on this machine: each party a process with its own folder, or all but Flower in one process."""
+"""Studies over Flower on this machine: all sides as processes with their own folders, or all but Flower in one."""
 
 import os
 import subprocess

@@ -28,7 +28,7 @@ def test_expected_ratios_count_passes():
     assert EXPECTED["FedEP (I)"] == EXPECTED["FedEP (M)"] == EXPECTED["FedSEP (I)"] == pytest.approx(1)
 
 
-def test_made_images_can_be_told_apart():
+def test_made_images_can_be_distinguished():
     x, y = made_images(0, 200, (8, 8, 1))
     assert x.shape == (200, 8, 8, 1)
     assert x.min() >= 0

@@ -36,7 +36,7 @@ def test_rounds_learn_and_do_not_depend_on_the_chunk(method):
     fit = cavity.run(method, source(40), chunk=4, **options)
     other = cavity.run(method, source(40), chunk=1, **options)
     np.testing.assert_allclose(fit.posterior.precision_mean, other.posterior.precision_mean, rtol=1e-4, atol=1e-4)
-    words, tags = source(80).load(["client-78"])[0]  # of nobody who took part
+    words, tags = source(80).load(["client-78"])[0]  # a client that took no part
     before, after = (np.mean(method.model.row_log_prob(q.mean, (words, tags))) for q in (method.prior, fit.posterior))
     assert after > before + 0.1
     assert [len(record["gaps"]) for record in fit.history] == [4] * 15

@@ -1,4 +1,4 @@
-"""`cavity reproduce bnn-mnist`: the bars, and that it runs; the whole run takes some ten minutes and is not a test."""
+"""`cavity reproduce bnn-mnist`: the thresholds, and that it runs; the whole run takes ten minutes and is not a test."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from cavity_experiments.runner import Size
 from tests.marks import needs_data
 
 
-def test_the_bars_are_those_that_are_asked():
+def test_the_thresholds():
     assert (bnn_mnist.GAP_BAR, bnn_mnist.ERROR_BAR, bnn_mnist.MINUTES_BAR) == (0.3, 2.5, 20.0)
     assert (bnn_mnist.NUM_CLIENTS, bnn_mnist.HIDDEN) == (10, 200)
 
@@ -16,7 +16,7 @@ def test_the_bars_are_those_that_are_asked():
 @pytest.mark.timeout(900)
 @needs_data
 def test_in_small(tmp_path):
-    """A fiftieth of the budget and a tenth of the units: far from the bars, and far from guessing."""
+    """A fiftieth of the budget and a tenth of the units: far from the thresholds, and far from guessing."""
     result = runner.run("bnn-mnist", bnn_mnist.bnn_mnist, directory=tmp_path, size=Size.QUICK)
     assert [check.holds for check in result.checks] == [None, None, None]
     errors = {row["fit"]: row["test_error"] for row in result.results["fits"]}

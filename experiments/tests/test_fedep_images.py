@@ -125,7 +125,7 @@ def _outcomes(avg, best, ece, marginalised_ece):
     return found | {FEDAVG: plain}
 
 
-def test_the_bars(tmp_path):
+def test_the_thresholds_over_seeds(tmp_path):
     def verdicts(*numbers, judged=True):
         journal = Journal("bars", tmp_path)
         comparison.judge(journal, [_outcomes(*numbers)], "fedep-4", judged=judged)
@@ -140,7 +140,7 @@ def test_the_bars(tmp_path):
 @thorough
 @pytest.mark.timeout(600)
 def test_a_tiny_federation(tmp_path):
-    """All ten methods, the table, the bars and the pictures; stripes are learned better than by chance."""
+    """All ten methods, the table, the thresholds and the pictures; stripes are learned better than by chance."""
     model, (x, y) = tiny_model(), tiny_images(120, 2)
     clients = {f"client {i}": (x[i::8], y[i::8]) for i in range(8)}
     setting = replace(TINY, num_epochs=3)

@@ -1,4 +1,4 @@
-"""The toy of FedEP against EP written anew in numpy, and against what its docstring derives."""
+"""The toy of FedEP against an independent EP in numpy, and against the derivation in its docstring."""
 
 import numpy as np
 import pytest

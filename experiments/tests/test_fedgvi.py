@@ -1,4 +1,4 @@
-"""`cavity reproduce fedgvi-...` and `cavity bench fedgvi`: the bars, the draws, and that they run in small."""
+"""`cavity reproduce fedgvi-...` and `cavity bench fedgvi`: the thresholds, the draws, and that they run in small."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from cavity_experiments.runner import Size
 from tests.marks import needs_data
 
 
-def test_the_bars_are_those_that_are_asked():
+def test_the_thresholds():
     assert fedgvi_images.MNIST_BARS == {10: 97.2, 3: 97.8}
     assert fedgvi_images.PAPER_FASHION == {0.0: 89.0, 0.1: 88.6, 0.2: 88.4, 0.4: 87.2}
     assert (fedgvi_images.MNIST_SHARE, fedgvi_images.MNIST_DELTA, fedgvi_images.ALPHA) == (0.1, 0.8, 2.5)

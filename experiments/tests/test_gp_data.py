@@ -93,7 +93,7 @@ def test_small_indices_do_not_overflow(tmp_path, monkeypatch):
         ({"test_idx": np.zeros((20, 31), np.uint16)}, "whether split 3 has every row once is False"),
     ],
 )
-def test_a_wrong_file_is_told(changed, message, tmp_path, monkeypatch):
+def test_a_wrong_file_is_reported(changed, message, tmp_path, monkeypatch):
     write_yacht(tmp_path, monkeypatch, **changed)
     with pytest.raises(DataError, match=message):
         sources.uci_regression("yacht", 3)
@@ -128,7 +128,7 @@ def test_a_constant_input_is_zero_even_where_a_test_row_differs():
 
 
 def test_log_likelihoods_in_raw_units():
-    """The same normal prediction, told in both units."""
+    """The same normal prediction, in both units."""
     from scipy.stats import norm
 
     raw = table([[1], [2], [3], [4]], [10, 50, 25, 70])
@@ -228,7 +228,7 @@ def test_synthetic_is_five_stretches_with_tests_inside_and_between():
     assert not np.allclose(other.test[1], y)
 
 
-def test_synthetic_rows_and_tests_are_of_one_function_with_the_noise_said():
+def test_synthetic_rows_and_tests_are_of_one_function_with_the_stated_noise():
     noise, squares = [], []
     for seed in range(20):
         found = gp_data.synthetic_1d(seed)

@@ -16,7 +16,7 @@ SYNTHETIC = gp_data.synthetic_1d(0)
 TINY = Setting(num_inducing=12, central_steps=40, num_draws=5)
 
 
-def test_methods_are_the_choices_that_they_are_said_to_be():
+def test_methods_are_the_documented_choices():
     clients = {"a": (np.zeros((10, 2)), np.zeros(10)), "b": (np.zeros((7, 2)), np.zeros(7))}
     assert form_of(DPO, clients, Setting()).size == 8  # 0.8 of the largest client's ten rows
     assert form_of(DPO, clients, Setting(most_pseudo=5)).size == 5

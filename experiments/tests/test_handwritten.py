@@ -1,4 +1,4 @@
-"""The engine against programs that know nothing of Cavity: the benchmark's yardsticks as a second opinion."""
+"""The engine against programs that do not use Cavity: the references of the benchmark."""
 
 from pathlib import Path
 

@@ -131,7 +131,7 @@ def test_imputation_by_hand():
     np.testing.assert_allclose(found.x, [[-1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [8, 0.5, 0, 1]])
 
 
-def test_training_rows_that_cannot_be_used_are_told():
+def test_unusable_training_rows_are_reported():
     with pytest.raises(ValueError, match="columns a have no value in training_rows"):
         sources.imputed(small_table([[np.nan, 1], [np.nan, 2], [3, 3]]), np.array([0, 1]))
     with pytest.raises(ValueError, match="repeats rows"):
@@ -158,7 +158,7 @@ FILES = {entry.name: entry.files[0] for entry in sources.CATALOGUE}
 
 
 @needs_data
-def test_a_wrong_file_is_told(tmp_path, monkeypatch):
+def test_a_wrong_file_is_reported(tmp_path, monkeypatch):
     content = gzip.decompress((sources.data_directory() / FILES["credit"]).read_bytes())
     path = tmp_path / FILES["credit"]
     path.parent.mkdir()

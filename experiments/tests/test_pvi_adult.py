@@ -7,7 +7,7 @@ from cavity_experiments import pvi_adult, runner
 from tests.marks import needs_data
 
 
-def test_the_bars_are_those_that_are_asked():
+def test_the_thresholds():
     assert {case.check: (case.label, case.bar) for case in pvi_adult.CASES} == {
         "core-3a": ("synchronous, split A", "< 1e-2 within 3 rounds"),
         "core-3b": ("synchronous, split B", "< 1e-2 within 10 rounds"),

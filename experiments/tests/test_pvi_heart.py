@@ -13,7 +13,7 @@ from tests.marks import needs_data
 
 
 def raw(num_patients):
-    """A table with the columns of the set; values tell column and row."""
+    """A table with the columns of the set; values encode column and row."""
     names = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
     x = np.arange(num_patients * len(names), dtype=float).reshape(num_patients, len(names))
     hospital = np.repeat(["leeds", "york"], [num_patients - num_patients // 3, num_patients // 3])

@@ -1,4 +1,4 @@
-"""`cavity reproduce pvi-icu`: patients stay on one side, the bars, the methods, and that it runs in small."""
+"""`cavity reproduce pvi-icu`: patients stay on one side, the thresholds, the methods, and that it runs in small."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.marks import needs_data
 
 
 def stays(num_patients=50):
-    """Two stays of every patient, of whom the first column tells; the second column has holes."""
+    """Two stays of every patient, whose number is the first column; the second column has missing values."""
     rng = np.random.default_rng(0)
     patient = np.repeat(np.arange(num_patients), 2)
     x = np.column_stack([patient, rng.normal(size=2 * num_patients)]).astype(float)
@@ -20,7 +20,7 @@ def stays(num_patients=50):
     return HospitalTable(name="stays", x=x, y=y, columns=("who", "value"), hospital=hospital, patient=patient)
 
 
-def test_the_bars_are_those_that_are_asked():
+def test_the_thresholds():
     assert pvi_icu._bars() == [
         (("logistic regression", "k-means"), 1e-3),
         (("logistic regression", "hospitals"), 1e-3),
@@ -45,7 +45,7 @@ def test_a_patient_is_on_one_side_only_and_training_stays_set_the_scale():
     assert set(np.round(other.test[0][:, 1], 6)) != set(np.round(data.test[0][:, 1], 6))
 
 
-def test_clients_share_out_the_training_stays():
+def test_clients_divide_the_training_stays():
     data = pvi_icu.split(stays(), seed=0)
     by_hospital = pvi_icu.clients_of(data, pvi_icu.HOSPITALS, seed=0)
     assert {name: len(y) for name, (_, y) in by_hospital.items()} == {

@@ -1,4 +1,4 @@
-"""`cavity reproduce pvi-mnist`: its parts, its bars, and that it runs; the whole run is not a test."""
+"""`cavity reproduce pvi-mnist`: its parts, its thresholds, and that it runs; the whole run is not a test."""
 
 from dataclasses import replace
 
@@ -16,12 +16,12 @@ from cavity_experiments.runner import Size
 from tests.marks import needs_data
 
 
-def test_the_bars_are_those_that_are_asked():
+def test_the_thresholds():
     assert (pvi_mnist.SAME_ERROR_BAR, pvi_mnist.SAME_GAP_BAR) == (2.3, 0.3)
     assert (pvi_mnist.SKEWED_ERROR_BAR, pvi_mnist.SKEWED_GAP_BAR, pvi_mnist.MINUTES_BAR) == (3.5, 1.5, 90.0)
 
 
-def test_settings_are_the_papers_where_they_are_not_said_to_differ():
+def test_settings_are_the_papers_unless_stated_otherwise():
     same, skewed = pvi_mnist.SAME, pvi_mnist.SKEWED
     assert (pvi_mnist.HIDDEN, same.num_clients, skewed.num_clients) == (200, 10, 100)
     assert (same.synchronous_damping, skewed.synchronous_damping) == (0.2, 0.025)
@@ -117,7 +117,7 @@ def test_what_a_method_costs(method, setting, rounds, steps, visits, exponents):
 @pytest.mark.timeout(900)
 @needs_data
 def test_in_small(tmp_path):
-    """A tenth of the units and two passes: far from the bars, and, with all digits at each client, from guessing."""
+    """A tenth of the units and two passes: far from the thresholds, and for similar clients from guessing."""
     result = runner.run("pvi-mnist", pvi_mnist.pvi_mnist, directory=tmp_path, size=Size.QUICK)
     assert [check.name.split()[0] for check in result.checks] == [f"pvi-5{letter}" for letter in "abcdefg"]
     assert all(check.holds is None and np.isfinite(check.value) for check in result.checks)

@@ -23,7 +23,7 @@ def clients():
 
 
 @pytest.mark.parametrize(("schedule", "combine"), [(Synchronous(), max), (Sequential(), sum)])
-def test_steps_of_clients_side_by_side_count_once_and_in_turn_they_add(schedule, combine):
+def test_steps_of_simultaneous_clients_count_once_and_sequential_ones_add_up(schedule, combine):
     method, taken = PVI(cavity.models.logistic_regression(["x"])), []
 
     def note(record, server):
@@ -41,7 +41,7 @@ def test_every_step_of_global_vi_would_visit_all():
 
 
 def test_bcm_and_vcl_are_a_first_round_and_a_first_pass():
-    """BCM is undamped PVI's; VCL is streaming VB's, which goes on without deletion."""
+    """BCM is undamped PVI's; VCL is streaming VB's, which continues without deletion."""
     model, chosen = cavity.models.logistic_regression(["x"]), schemes(60, 3, 2, Fixed(0.2))
 
     def end(name, **others):
@@ -72,7 +72,7 @@ def test_the_farthest_since_a_round():
     assert farthest([0.5, -0.2], 10) == 0.2  # converged after two rounds
 
 
-def test_the_bars_are_those_that_are_asked():
+def test_the_thresholds():
     assert pvi_uci.WITHIN == {"mean field": {"A": 15, "B": 25}, "full covariance": {"A": 3, "B": 10}}
     assert pvi_uci.NEAR == 1e-3
     assert uci.SPLITS["credit"]["B"] == (0.3, -0.7)

@@ -1,4 +1,4 @@
-"""The ground of all experiments: a complete file at every moment, checks, figures, JSON."""
+"""What all experiments use: a file that is complete at every moment, checks, figures, JSON."""
 
 import json
 import platform
@@ -69,7 +69,7 @@ def test_only_a_check_that_was_judged_can_fail(tmp_path):
         journal.check("toy-1", 1.0, "< 2", True)
 
 
-def test_the_file_tells_what_computed_but_not_where(tmp_path):
+def test_the_file_has_versions_but_no_paths(tmp_path):
     result = Journal("toy", tmp_path).close()
     assert set(result.versions) == {"python", "cavity", "jax", "jaxlib", "equinox", "numpy", "machine"}
     text = (tmp_path / runner.RESULT).read_text()
@@ -85,7 +85,7 @@ def test_figures_are_saved_beside_the_result(tmp_path):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_goes_on_without_matplotlib(tmp_path, monkeypatch):
+def test_a_run_continues_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     def draw():

@@ -130,7 +130,7 @@ def test_renyi_of_one_is_the_product():
     assert_same(combine(Renyi(1.0), prior, factors), prior * factors, rtol=1e-7)
 
 
-def test_factors_that_say_nothing_leave_the_prior():
+def test_unit_factors_leave_the_prior():
     prior, factors = case(FullGaussian, 2)
     for name in ("reverse KL", "Renyi 0.8", "Renyi 2.5"):
         assert_same(combine(CASES[name][0], prior, factors**0), prior, rtol=1e-7)

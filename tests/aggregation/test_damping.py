@@ -17,7 +17,7 @@ from tests import scenarios
 
 
 def exponents(damping, rounds, *, one_at_a_time=False):
-    """The exponent of every reply, for rounds of residuals."""
+    """The exponent of every reply, for these gaps of each round."""
     state, chosen, last = damping.init(), [], np.full(len(rounds[0]), np.inf)
     for gaps in rounds:
         places = range(len(last))
@@ -62,7 +62,7 @@ def test_adaptive_never_exceeds_one_nor_falls_below_its_smallest():
 
 
 def test_adaptive_compares_rounds_and_not_turns():
-    """In a pass one client pulls more than the one before it; only the totals of passes say anything."""
+    """Within a pass the gaps of clients differ; only the totals of passes show a trend."""
     alternating = [[0.1, 5.0], [0.09, 4.9], [0.08, 4.8]]
     assert exponents(Adaptive(), alternating, one_at_a_time=True) == [1.0] * 6
     growing = [[0.1, 5.0], [5.0, 5.0]]
@@ -75,7 +75,7 @@ def test_adaptive_backs_off_and_recovers():
     state = damping.backed_off(damping.backed_off(damping.init()))
     some, state = damping.choose(state, np.array([1.0]), np.zeros(1, int))
     np.testing.assert_allclose(some, [0.25 * 1.25])
-    # what impropriety brought below `smallest`, growing residuals keep there
+    # an exponent that impropriety has reduced below `smallest` stays there while gaps grow
     deep = damping.init()
     for _ in range(6):
         deep = damping.backed_off(deep)
@@ -90,7 +90,7 @@ def reply(server, name, delta, gap=1.0):
 
 
 def opened(damping, names=("a", "b")):
-    """A ledger over N(0, 1), waiting for everybody."""
+    """A ledger over N(0, 1), waiting for all clients."""
     prior = DiagonalGaussian(np.zeros(1), np.ones(1))
     algorithm = cavity.PVI(logistic_regression(1, prior=prior, intercept=False), damping=damping)
     server, _ = ledger.dispatch(algorithm, ledger.open_ledger(algorithm, names), names)
@@ -122,7 +122,7 @@ def test_ledger_halves_until_the_product_is_proper(damping):
     assert outcome.accepted == {"a": 0.25, "b": 0.25}
     np.testing.assert_allclose(server.posterior.precision, 0.25)
     assert outcome.refused == []
-    # an adaptive exponent goes on from there, a fixed one does not remember
+    # an adaptive exponent continues from there, a fixed one does not change
     server, _ = ledger.dispatch(algorithm, server, ["a", "b"])
     server, outcome = ledger.receive(
         algorithm, server, [reply(server, "a", factor(0.0, 1.0), 0.1), reply(server, "b", factor(0.0, 1.0), 0.1)]

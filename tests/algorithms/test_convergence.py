@@ -57,7 +57,7 @@ def test_a_series_at_rest_settles_and_its_steps_fall_to_nothing():
     assert "converged: the bound and the posterior have settled after 600 steps" in remark(BY_ITSELF, watch)
 
 
-def test_a_rising_bound_does_not_settle_and_its_slope_is_told():
+def test_a_rising_bound_does_not_settle_and_its_slope_is_reported():
     """0.03 nats per step under noise of 0.2."""
     bounds = 0.03 * np.arange(2000) + noise(2000, 0.2)
     watch, scales, settled = watched(BY_ITSELF, noise(2000, 0.05, 1), bounds)
@@ -66,7 +66,7 @@ def test_a_rising_bound_does_not_settle_and_its_slope_is_told():
     assert "not converged: the bound still rises by 3 nats per 100 steps; run more steps" in remark(BY_ITSELF, watch)
 
 
-def test_a_mean_that_moves_does_not_settle_and_is_told():
+def test_a_moving_mean_does_not_settle_and_is_reported():
     """By 0.5 sd per 100 steps, at a bound that cannot show it."""
     watch, _, settled = watched(BY_ITSELF, 0.005 * np.arange(2000.0), noise(2000, 5.0))
     assert not settled.any()

@@ -1,4 +1,4 @@
-"""FedEP, FedSEP, FedPA and FedAvg: against each other, against definitions written anew, and after faults."""
+"""FedEP, FedSEP, FedPA and FedAvg: against each other, against independent definitions, and after faults."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_plain_descent_on_deltas_is_damping():
 
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("optimiser", [optax.adam, optax.adagrad])
-def test_any_optimiser_per_row_keeps_the_product(optimiser, block):
+def test_any_optimiser_per_entry_keeps_the_product(optimiser, block):
     """Also for clients who come and go; and the same in a block of rounds."""
     algorithm = FedEP(linear_model(), solver=DESCENT, optimiser=optimiser, step_size=0.1)
     fit = run(algorithm, linear_clients(), rounds=3, tolerance=0.0, rounds_per_block=block)
@@ -92,7 +92,7 @@ def test_any_optimiser_per_row_keeps_the_product(optimiser, block):
 
 
 def test_the_papers_two_optimisers():
-    """The server's on the mean of the deltas, the client's on its own; what is left over is a row of the server's."""
+    """The server's on the mean of the deltas, the client's on its own; the remainder is an entry of the server."""
     model, clients = linear_model(), linear_clients()
     algorithm = FedEP(
         model,
@@ -149,7 +149,7 @@ def test_fedsep_with_one_client_is_fedep():
         assert_same(ep.posterior, sep.posterior)
 
 
-def test_fedsep_takes_the_average_factor_out():
+def test_fedsep_removes_the_average_factor():
     """Two rounds by hand, with N given and with N estimated after the first round."""
     model, clients = linear_model(FullGaussian), linear_clients()
     sizes = {name: len(y) for name, (_, y) in clients.items()}
@@ -170,7 +170,7 @@ def test_fedsep_takes_the_average_factor_out():
 
 
 def test_fedpa_multiplies_the_clients_own_posteriors():
-    """With everybody and undamped, in one round: exact for full Gaussians, and a fixed point."""
+    """With all clients and undamped, in one round: exact for full Gaussians, and a fixed point."""
     model, clients = linear_model(FullGaussian), linear_clients()
     exact = run(PVI(model), clients).posterior
     for rounds in (1, 3):
@@ -178,7 +178,7 @@ def test_fedpa_multiplies_the_clients_own_posteriors():
         assert_same(fit.posterior, exact, 1e-9)
 
 
-def test_fedpa_with_some_clients_estimates_what_all_would_ask_for():
+def test_fedpa_with_some_clients_estimates_the_sum_over_all():
     """Two of three, who speak for all 36 rows: from the prior, their own posteriors to the power 36 / their rows."""
     model, clients = linear_model(FullGaussian), linear_clients()
     algorithm = FedPA(model, solver=Conjugate(), num_rows=36)
@@ -199,7 +199,7 @@ def test_fedpa_is_the_first_round_of_fedep_from_a_flat_start():
     assert_same(pa.posterior, ep.posterior)
 
 
-def test_fedavg_is_the_average_written_anew():
+def test_fedavg_against_an_independent_average():
     """Thirty steps of descent on the mean square at each client, weighted by rows."""
     clients = linear_clients()
     fit = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=3, tolerance=0.0)
@@ -234,8 +234,8 @@ def test_fedadam():
     np.testing.assert_allclose(fit.posterior.location - 1.0, 0.05 * np.sign(step), rtol=1e-5)
 
 
-def test_burn_in_and_hand_over():
-    """The product is kept and nothing counted twice: EP goes on to the posterior of the pooled rows."""
+def test_burn_in_and_warm_start():
+    """The product is kept and nothing counted twice: EP then converges to the posterior of the pooled rows."""
     model, clients = linear_model(FullGaussian), linear_clients()
     burnt = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=2, tolerance=0.0)
     start = burnt.warm_start(FedEP(model, solver=Conjugate()), precision_per_row=C)
@@ -268,7 +268,7 @@ def test_where_all_rows_are_known_no_client_is_loaded_to_count_them():
     np.testing.assert_allclose(known.posterior.precision, known.server.prior.precision + 36 * C, rtol=1e-12)
 
 
-def test_a_hand_over_that_cannot_be():
+def test_an_impossible_warm_start():
     clients = linear_clients()
     burnt = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=1, tolerance=0.0)
     with pytest.raises(CavityError, match="give `precision_per_row`"):
@@ -289,7 +289,7 @@ def test_some_clients_at_a_time():
     np.testing.assert_allclose(fit.posterior.precision, fit.server.prior.precision + 36 * C, rtol=1e-3)
 
 
-def test_a_client_whose_loss_is_nan_is_refused_and_the_others_go_on():
+def test_a_client_whose_loss_is_nan_is_refused_and_the_others_continue():
     def log_likelihood(theta, batch):
         return -0.5 * (batch - theta) ** 2 + jnp.log(jnp.where(batch > 90.0, -1.0, 1.0))
 
@@ -343,7 +343,7 @@ def test_prediction_with_a_point_and_with_draws():
 
 def test_what_cannot_be():
     model, clients = linear_model(), linear_clients()
-    with pytest.raises(ProtocolError, match="optimiser.s memory"):
+    with pytest.raises(ProtocolError, match="optimiser.s state"):
         run(FedEP(model, solver=DESCENT, optimiser=optax.adam), clients, held_by_clients=True)
     with pytest.raises(CavityError, match="keeps no factor per client"):
         run(FedSEP(model, solver=DESCENT), clients, rounds=1).withdraw("york")

@@ -314,7 +314,7 @@ def test_how_much_of_a_factor_can_be_removed(family):
         share = 1.8 / factor.precision_matrix[0, 0]
         np.testing.assert_allclose(kept.variance, 1 / 0.2, rtol=1e-9)
         np.testing.assert_allclose(kept.precision_mean, 1 - share, rtol=1e-9)
-    narrow = member([0.1, 0.1])  # less than the least: nothing of a factor can be taken out
+    narrow = member([0.1, 0.1])  # less than the least: nothing of a factor can be removed
     np.testing.assert_allclose(narrow.without(member([3.0, 3.0]), least).precision_matrix, narrow.precision_matrix)
 
 
@@ -337,7 +337,7 @@ def test_a_client_with_nearly_all_rows_converges(sizes, family):
     (ScoreMatching(SquaredExponential(2.0)), KL()),
 ])  # fmt: skip
 def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
-    """With posterior / factor improper there would be no minimiser; less is taken out, and nothing runs off."""
+    """With posterior / factor improper there would be no minimiser; less is removed, and nothing diverges."""
     model = linear_regression(1, noise_sd=1.0, prior_scale=3.0, family=DiagonalGaussian)
     method = cavity.FedGVI(model, loss, divergence)
     posterior = DiagonalGaussian(jnp.array([1.0, 2.0]), jnp.array([4.0, 4.0]))

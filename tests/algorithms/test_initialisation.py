@@ -36,7 +36,7 @@ def test_a_gaussian_model_starts_at_its_posterior(num_clients):
     assert cavity.kl(algorithm.prior.q.gaussian, q.gaussian) < 1e-9
     assert 1 <= rounds <= 5
     if num_clients == 1:
-        own = algorithm.client.initial_local(prepare_clients(algorithm.model, clients(1))["silo0"]).q
+        own = algorithm.client.initial_local(prepare_clients(algorithm.model, clients(1))["client0"]).q
         np.testing.assert_allclose(own.mean, local.mean, atol=1e-6)
         np.testing.assert_allclose(own.log_scale, local.log_scale, atol=1e-6)
         np.testing.assert_allclose(own.coupling, local.coupling, atol=1e-6)
@@ -88,7 +88,7 @@ def test_units_do_not_matter(method):
 
 
 @pytest.mark.slow
-def test_how_units_are_shared_out_does_not_matter():
+def test_the_division_of_units_does_not_matter():
     algorithm = SFVI(in_units(1.0, 1.0, 1.0), num_steps=50, num_samples=2)
     fits = [cavity.run(algorithm, clients(count, counts()), tolerance=0.0) for count in (1, 3)]
     for one, other in zip(*(jax.tree.leaves(fit.posterior) for fit in fits), strict=True):
@@ -98,7 +98,7 @@ def test_how_units_are_shared_out_does_not_matter():
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_goes_on_in_the_same_units(tmp_path):
+def test_a_resumed_run_keeps_its_units(tmp_path):
     """The one that resumes has not been initialised: all that matters is in the checkpoint."""
     method = SFVI(model_once(), num_steps=40, num_samples=1)
     whole = cavity.run(method, clients(2), rounds=40, tolerance=0.0, rounds_per_block=20)
@@ -109,7 +109,7 @@ def test_a_run_that_is_resumed_goes_on_in_the_same_units(tmp_path):
 
 
 def test_a_prior_outside_the_family_is_part_of_the_start():
-    """A half-normal scale, and one row at each of two silos that says little: the mode is that of prior and rows."""
+    """A half-normal scale, and one weak row at each of two clients: the mode is that of prior and rows."""
 
     def function(y):
         scale = numpyro.sample("scale", dist.HalfNormal(2.0))
@@ -125,8 +125,8 @@ def test_a_prior_outside_the_family_is_part_of_the_start():
     assert float(algorithm.prior.q.mean[0]) == pytest.approx(grid[log_density.argmax()], abs=1e-3)
 
 
-def test_latents_of_a_silo_as_a_whole():
-    """Each silo its own level around a common one, all Gaussian: the start is the posterior."""
+def test_latents_of_a_client_as_a_whole():
+    """Each client its own level around a common one, all Gaussian: the start is the posterior."""
 
     def function(y):
         common = numpyro.sample("common", dist.Normal(0.0, 2.0))
@@ -153,7 +153,7 @@ def test_single_precision_starts_at_the_same_place():
 
 
 @thorough
-def test_a_search_that_does_not_end_is_told(caplog, monkeypatch):
+def test_an_initialisation_that_does_not_converge_is_reported(caplog, monkeypatch):
     monkeypatch.setattr(initialisation, "MAX_ROUNDS", 1)
     with caplog.at_level(logging.WARNING, logger="cavity"):
         started(SFVI(model_once()))

@@ -1,4 +1,4 @@
-"""Parts that Cavity has never heard of, each a small class in this file, and nothing else in the package changes.
+"""Parts from outside Cavity: each is a small class in this file, and nothing in the package changes.
 
 Every one of them runs, resumes bit for bit from a directory, and survives the faults of a network.
 """
@@ -301,7 +301,7 @@ def test_what_a_client_keeps_is_in_no_message():
 
 
 class Pool(Algorithm):
-    """The geometric mean of what each client would believe alone: a method without entries."""
+    """The geometric mean of the clients' own posteriors: a method without entries."""
 
     model: Model
     solver: Solver
@@ -355,14 +355,14 @@ def pool():
     return Pool(cavity.models.linear_regression(1, noise_sd=0.7), Conjugate())
 
 
-def test_an_algorithm_without_rows(tmp_path):
+def test_an_algorithm_without_entries(tmp_path):
     clients = linear_clients()
     fit = check_runs_and_resumes(tmp_path, pool(), clients)
     alone = [cavity.run(conjugate(), {name: clients[name]}, tolerance=1e-20).posterior for name in clients]
     assert distance(fit.posterior, product(alone) ** (1 / 3)) < 1e-9
 
 
-def test_an_algorithm_without_rows_survives_faults():
+def test_an_algorithm_without_entries_survives_faults():
     seen = check_survives_faults(pool(), linear_clients(), 20)
     assert seen["reply refused"] > 20
 
@@ -371,13 +371,13 @@ def accept_repeats(server, reply):
     return None if reply.client in server.clients else "not a member"
 
 
-def test_without_rows_repeats_are_caught_too(monkeypatch):
+def test_without_entries_repeats_are_caught_too(monkeypatch):
     monkeypatch.setattr(ledger.server, "reason_to_refuse", accept_repeats)
     with pytest.raises(AssertionError, match="answers no outstanding message"):
         check_survives_faults(pool(), linear_clients(), 20)
 
 
-def test_without_rows_a_change_out_of_nowhere_is_caught_too(monkeypatch):
+def test_without_entries_an_unexplained_change_is_caught_too(monkeypatch):
     """A server that applies what it has abandoned: no reply is accepted, and yet the posterior moves."""
 
     def drift(server, names, abandon=ledger.abandon):
@@ -490,7 +490,7 @@ def grouped():
     return Union(cavity.models.linear_regression(2, noise_sd=1.0), Conjugate(), Fixed(0.9)), clients
 
 
-def test_rows_of_different_sizes(tmp_path):
+def test_entries_of_different_sizes(tmp_path):
     algorithm, clients = grouped()
     fit = check_runs_and_resumes(tmp_path, algorithm, clients, rounds=12)
     assert {name: len(row.weight) for name, row in fit.server.entries.items()} == {"leeds": 1, "york": 2, "hull": 2}
@@ -503,6 +503,6 @@ def test_rows_of_different_sizes(tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_of_different_sizes_survive_faults():
+def test_entries_of_different_sizes_survive_faults():
     algorithm, clients = grouped()
     check_survives_faults(algorithm, clients, 15, canonical=lambda posterior: posterior.gaussian)

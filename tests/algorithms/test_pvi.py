@@ -172,8 +172,8 @@ def test_free_energy_of_linear_regression_is_the_log_evidence(schedule):
     np.testing.assert_allclose(fit.history[-1]["free_energy"], evidence, rtol=1e-11)
 
 
-def test_residual_is_the_kl_from_the_tilted_to_the_posterior():
-    """In the first round each client's tilted distribution is its own posterior, and the largest residual counts."""
+def test_the_gap_is_the_kl_from_the_tilted_to_the_posterior():
+    """In the first round each client's tilted distribution is its own posterior, and the largest gap is recorded."""
     parts, zeros = [np.arange(20), np.arange(20, 30)], np.zeros(4)
     model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=PRIOR_SCALE)
     fit = cavity.run(cavity.PVI(model), scenarios.clients(*LINEAR, parts), rounds=1)
@@ -313,7 +313,7 @@ def dynamics(solver, family, clients):
 
 @cache
 def global_descent(family):
-    """eta <- eta + rate dF/deta on pooled data, property 3.1: the gradient by jax, of a free energy written anew."""
+    """eta <- eta + rate dF/deta on pooled data, property 3.1: the gradient of an independent free energy."""
     nodes, weights = (jnp.asarray(a) for a in scenarios.hermite(32))
 
     def free_energy(eta):

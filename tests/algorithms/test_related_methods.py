@@ -172,7 +172,7 @@ def ep(alpha, tied=False):
 
 
 def stochastic_ep():
-    """Algorithm 4 with M rho = 1 and a client as partition, everybody at once: t ** M is the product of all refits."""
+    """Algorithm 4 with M rho = 1 and a client as partition, all at once: t ** M is the product of all refits."""
     eta = PRIOR_ETA
     for _ in range(4):
         cavity_of_all = eta - (eta - PRIOR_ETA) / 3
@@ -182,7 +182,7 @@ def stochastic_ep():
 
 
 def fedpa():
-    """The prior, times what every client's rows say alone."""
+    """The prior times the likelihood approximation of each client alone."""
     return PRIOR_ETA + sum(vi(parts(0 * PRIOR_ETA), name, num_steps=300) for name in CLIENTS)
 
 
@@ -299,7 +299,7 @@ def test_linear_regression_is_exact_and_stays_so(removed):
         assert_counts(linear_run(removed, rounds), 1)
 
 
-def test_clients_who_stand_for_all_rows_count_them_once():
+def test_clients_that_represent_all_rows_count_them_once():
     """With equal rows at all clients, each client's weight N / N_k makes them the pooled rows; N_k / N would not."""
     x, y = (part[:10] for part in LINEAR)
     model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=PRIOR_SCALE)
@@ -329,14 +329,14 @@ def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
     assert errors[1] < 0.05
 
 
-def test_the_posterior_is_prior_times_rows_whatever_is_taken_out():
+def test_the_posterior_is_prior_times_entries_whatever_is_removed():
     for removed in (Nothing(), AllButShare(30), AverageFactor(3), Everything(30), WholePosterior()):
         fit = linear_run(removed, 2, damping=Fixed(0.7))
         total = sum(row.precision for row in fit.server.entries.values()) + fit.server.prior.precision
         np.testing.assert_allclose(fit.posterior.precision, total, rtol=1e-12)
 
 
-def test_a_saved_fit_goes_on_as_it_was(tmp_path):
+def test_a_saved_fit_resumes(tmp_path):
     namespace = page()
     algorithm = cavity.PVI(
         namespace["model"], solver=namespace["PowerEP"](0.5), damping=Fixed(1.0), removed=AverageFactor(3)

@@ -65,7 +65,7 @@ def clients(num_clients, data=None):
     data = rows() if data is None else data
     names = list(dict.fromkeys(data["group"]))
     home = np.array([names.index(g) % num_clients for g in data["group"]])
-    return {f"silo{j}": {name: column[home == j] for name, column in data.items()} for j in range(num_clients)}
+    return {f"client{j}": {name: column[home == j] for name, column in data.items()} for j in range(num_clients)}
 
 
 def model_of(function=intercepts, data=None):
@@ -200,7 +200,7 @@ def test_reaches_the_exact_posterior():
 
 
 @pytest.mark.slow
-def test_how_units_are_shared_out_does_not_matter():
+def test_the_division_of_units_does_not_matter():
     """What the paper remarks, for 500 steps with several importance samples."""
     data = rows() | {"y": np.abs(np.round(rows()["y"])).astype(int)}
     algorithm = SFVI(model_of(mixed, data), num_steps=500, num_samples=3, num_draws=2, initialise=False)
@@ -237,7 +237,7 @@ def test_a_block_is_the_same_as_single_exchanges():
         kept = single.client_states[name].pending.local  # committed with the next message
         for one, other in zip(jax.tree.leaves(kept), jax.tree.leaves(block.client_states[name].local), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-12)
-    # and either goes on as the other does
+    # and both continue in the same way
     ends = [fit.refine(4, 0.0, rounds_per_block=size).posterior for fit, size in ((single, 4), (block, 1))]
     for one, other in zip(*(jax.tree.leaves(end) for end in ends), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
@@ -254,8 +254,8 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
 
 
 @pytest.mark.slow
-def test_some_silos_at_a_time_are_scaled_for():
-    """Over all halves of the silos, the sum divided by the share is on average that of all of them."""
+def test_some_clients_at_a_time_are_scaled_for():
+    """Over all halves of the clients, the sum divided by the share is on average that of all of them."""
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, optimiser=optax.sgd, decay=False, initialise=False)
     replies = [_reply(algorithm, data) for data in clients(4).values()]
     method = algorithm.server.initial_state(4)
@@ -273,7 +273,7 @@ def test_some_silos_at_a_time_are_scaled_for():
     assert float(jnp.abs(halves[0].q.mean - start).max()) > 1e-3
 
 
-def test_a_schedule_that_samples_silos_runs():
+def test_a_schedule_that_samples_clients_runs():
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, initialise=False)
     fit = cavity.run(algorithm, clients(4), rounds=3, tolerance=0.0, schedule=SampledCount(2))
     assert [record["communications"] for record in fit.history] == [2, 4, 6]
@@ -291,7 +291,7 @@ def _reply(algorithm, data):
     return jax.tree.map(np.asarray, update)
 
 
-def test_what_a_silo_sends():
+def test_what_a_client_sends():
     """Named sums of gradients whose size knows nothing of rows."""
     algorithm = SFVI(model_once(), num_samples=1)
     reply = {
@@ -360,18 +360,18 @@ def test_the_local_family_is_what_it_says(widens):
 
 
 def test_what_cannot_be_run_is_refused():
-    everybody = clients(2)
+    all_clients = clients(2)
     algorithm = SFVI(model_of(), num_steps=10)
     run = partial(cavity.run, algorithm, rounds=1)
-    with pytest.raises(DataError, match="'silo1'.*no rows"):
-        run(everybody | {"silo1": {name: column[:0] for name, column in rows().items()}})
-    twice = {name: np.concatenate([everybody["silo1"][name], everybody["silo0"][name][:1]]) for name in rows()}
-    with pytest.raises(DataError, match="'g0' has rows at 'silo0' and at 'silo1'"):
-        run(everybody | {"silo1": twice})
-    with pytest.raises(DataError, match="'silo1'.*column 'x' not found"):
-        run(everybody | {"silo1": {"group": twice["group"], "y": twice["y"]}})
-    with pytest.raises(DataError, match="'silo1'.*has no column 'z'"):
-        run(everybody | {"silo1": twice | {"z": twice["x"]}})
+    with pytest.raises(DataError, match="'client1'.*no rows"):
+        run(all_clients | {"client1": {name: column[:0] for name, column in rows().items()}})
+    twice = {name: np.concatenate([all_clients["client1"][name], all_clients["client0"][name][:1]]) for name in rows()}
+    with pytest.raises(DataError, match="'g0' has rows at 'client0' and at 'client1'"):
+        run(all_clients | {"client1": twice})
+    with pytest.raises(DataError, match="'client1'.*column 'x' not found"):
+        run(all_clients | {"client1": {"group": twice["group"], "y": twice["y"]}})
+    with pytest.raises(DataError, match="'client1'.*has no column 'z'"):
+        run(all_clients | {"client1": twice | {"z": twice["x"]}})
     with pytest.raises(CavityError, match="batch_size"):
         SFVI(model_of(), batch_size=8, num_samples=4)
     with pytest.raises(CavityError, match="num_draws"):
@@ -426,8 +426,8 @@ def pair(group, y, num_groups):
 @pytest.mark.slow
 def test_faults():
     """Lost, late and repeated messages and crashes: each accepted reply counts once, and no local step twice."""
-    data = {f"silo{j}": {"group": np.array([f"g{j}"] * 2), "y": np.array([0.3 * j, 0.1])} for j in range(3)}
-    model = numpyro_model(pair, data["silo0"], unit="group", num_units="num_groups")
+    data = {f"client{j}": {"group": np.array([f"g{j}"] * 2), "y": np.array([0.3 * j, 0.1])} for j in range(3)}
+    model = numpyro_model(pair, data["client0"], unit="group", num_units="num_groups")
     algorithm = SFVI(model, step_size=0.2, optimiser=optax.sgd, decay=False, num_samples=1, initialise=False)
     seen = check_survives_faults(algorithm, data, 12, num_steps=40, tolerance=1e-6, rest=1e-9, max_rounds=400)
     assert seen["reply accepted"] > 50
@@ -436,7 +436,7 @@ def test_faults():
 
 
 def test_what_is_learned_is_the_maximum_of_the_evidence():
-    """One scale in the prior and in the likelihood: its gradient is the server's term plus the sum over silos.
+    """One scale in the prior and in the likelihood: its gradient is the server's term plus the sum over clients.
 
     With s^2 the variance of mu_k and of y_ik around it, the evidence is largest at the within-group squares plus
     n / (n + 1) times the squared means, over all n K numbers. A mean for the sum, or no term of the prior, moves it.
@@ -449,9 +449,9 @@ def test_what_is_learned_is_the_maximum_of_the_evidence():
             numpyro.sample("y", dist.Normal(mu, scale).to_event(1), obs=y)
 
     y = np.random.default_rng(0).normal(np.linspace(-3.0, 3.0, 6), 0.7, (5, 6))
-    silos_of_rows = {"a": {"y": y[:2]}, "b": {"y": y[2:3]}, "c": {"y": y[3:]}}
-    algorithm = SFVI(numpyro_model(scaled, silos_of_rows["a"]), num_steps=4000, step_size=0.05)
-    fit = cavity.run(algorithm, silos_of_rows)
+    clients_of_rows = {"a": {"y": y[:2]}, "b": {"y": y[2:3]}, "c": {"y": y[3:]}}
+    algorithm = SFVI(numpyro_model(scaled, clients_of_rows["a"]), num_steps=4000, step_size=0.05)
+    fit = cavity.run(algorithm, clients_of_rows)
     squares = ((y - y.mean(axis=0)) ** 2).sum() + (5 / 6) * (y.mean(axis=0) ** 2).sum()
     expected = np.sqrt(squares / y.size)
     assert fit.summary()["scale"].mean == pytest.approx(expected, rel=0.01)

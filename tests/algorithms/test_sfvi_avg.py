@@ -1,4 +1,4 @@
-"""SFVI-Avg: one silo is plain variational inference, scaling, re-centring, and what the printed algorithm does."""
+"""SFVI-Avg: one client is plain variational inference, scaling, re-centring, and what the printed algorithm does."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def averaged(num_clients, rounds=4, **options):
 
 
 @pytest.mark.slow
-def test_one_silo_is_plain_variational_inference():
+def test_one_client_is_plain_variational_inference():
     fit = averaged(1)
     q, local = exact_family()
     assert cavity.kl(fit.posterior.q.gaussian, q.gaussian) < 1e-4
-    own = fit.client_states["silo0"].pending.local.q
+    own = fit.client_states["client0"].pending.local.q
     np.testing.assert_allclose(own.mean, local.mean, atol=0.02)
     np.testing.assert_allclose(own.log_scale, local.log_scale, atol=0.05)
 
 
 @pytest.mark.slow
 def test_scaling_both_densities_keeps_local_posteriors_as_wide_as_they_are():
-    """With 7 silos the printed form makes them about 1 / sqrt(7) as wide (the posterior's power of seven)."""
+    """With 7 clients the printed form makes them about 1 / sqrt(7) as wide (the posterior's power of seven)."""
     right, printed = averaged(7), averaged(7, as_printed=True)
     exact = np.exp(np.asarray(exact_family()[1].log_scale)).mean()
 
@@ -65,8 +65,8 @@ def test_a_new_centre_leaves_the_density_where_it_was():
     kept = LocalFitState(LocalGaussian(make(14, 1), make(14, 1), make(14, 1, 2)), make(2))
     start = algorithm.prior.q
     moved = Globals(DenseGlobal(make(2), start.log_scale, start.below), None)
-    told = algorithm.server.exchange(np.uint32(0), np.uint32(3), algorithm.server.initial_state(1))
-    problem = algorithm.client.problem(ClientInput(moved, None, told), kept, data)
+    exchange = algorithm.server.exchange(np.uint32(0), np.uint32(3), algorithm.server.initial_state(1))
+    problem = algorithm.client.problem(ClientInput(moved, None, exchange), kept, data)
     z_global, z_local = make(2), make(14, 1)
     before = kept.q.log_prob(z_local, z_global - kept.centre)
     after = problem.start.own.q.log_prob(z_local, z_global - moved.q.mean)

@@ -2,7 +2,7 @@
 
     No client's data count twice, or not at all, whatever is lost, late, repeated or re-ordered, and whoever is killed.
 
-A `Simulation` plays a seeded random schedule of events over the pure functions of `cavity.ledger`; no engine is
+A `Simulation` runs a seeded random schedule of events over the pure functions of `cavity.ledger`; no engine is
 involved. The rules that its machines keep are those that an engine must keep:
 
 - the server changes its state, writes its checkpoint, and only then sends what depends on it. A crash before the
@@ -10,8 +10,8 @@ involved. The rules that its machines keep are those that an engine must keep:
 - a client writes what `client_ledger.commit` returns, and only then replies. A crash before the write undoes the work;
   a crash after it loses the reply. Where the server holds the factors, a client's disk may also be wiped.
 
-The simulation keeps books of its own: for each client the accepted deltas, merged once each into an empty row; for a
-method without rows, the posterior after each accepted reply was absorbed once. After every step they are compared to
+The simulation keeps its own records: for each client the accepted deltas, merged once each into an initial entry; for a
+method without entries, the posterior after each accepted reply was absorbed once. After every step they are compared to
 what the ledger has made of the same replies.
 """
 
@@ -420,9 +420,9 @@ class Simulation:
         self._expect(gap <= self.tolerance, f"the posterior is {gap:.1e} from what was accepted")
 
     def _rows(self) -> dict[str, PyTree]:
-        """Each member's row: the server's, or what its client keeps with what is accepted but not yet committed."""
+        """Each client's entry: the server's, or the client's own with updates that are not yet committed."""
         if not self.world.held_by_clients:
-            # a method without rows has members, and nothing of theirs in the ledger
+            # a method without entries has clients, but the ledger has nothing of theirs
             return self.server.entries if self.world.empty is not None else dict.fromkeys(self.server.names)
         rows = {}
         for name, record in self.server.clients.items():

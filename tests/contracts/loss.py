@@ -51,7 +51,8 @@ def check_limit(values, reference, epsilon):
 def check_bounded(values, slopes, bound, plain, plain_slopes):
     """Along rows ever less likely the loss tends to its bound, and no longer pulls according to the outcome.
 
-    The last of them is so unlikely that the negative log likelihood (`plain`) exceeds every bound, and goes on pulling.
+    The last of them is so unlikely that the negative log likelihood (`plain`) exceeds every bound, and its gradient
+    does not vanish.
     """
     assert (values <= bound * (1 + 1e-12)).all()
     np.testing.assert_allclose(values[-2:], bound, rtol=1e-9)

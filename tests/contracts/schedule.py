@@ -20,7 +20,7 @@ def rehearse(schedule, names, gaps=None, num_rounds=3, seed=0):
     return rounds
 
 
-def check_everybody_is_visited_in_a_round(schedule, names):
+def check_all_clients_are_visited_in_a_round(schedule, names):
     """Exactly once each; and a plan waits for what it started."""
     for plans in rehearse(schedule, names):
         started = Counter(name for plan in plans for name in plan.start)

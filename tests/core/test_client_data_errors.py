@@ -31,7 +31,7 @@ MODELS = {
 
 @pytest.fixture
 def no_work(monkeypatch):
-    """Whoever starts an engine fails: the check must come before."""
+    """Starting an engine fails: the check must come before."""
 
     def fail(*arguments, **options):
         raise AssertionError("work has started")
@@ -363,7 +363,7 @@ SCHEDULES = [Synchronous(), Sequential(), Asynchronous()]
 
 @pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__.lower())
-def test_a_client_that_asks_for_improper_posteriors_stops_nobody(caplog, schedule, held_by_clients):
+def test_a_client_with_improper_updates_does_not_stop_the_others(caplog, schedule, held_by_clients):
     """Each reply is refused by name; after enough of them the client is set aside, and the others converge."""
     with caplog.at_level(logging.WARNING, logger="cavity"):
         server, history, reason = run_with_a_sick_client(
@@ -386,7 +386,7 @@ def test_a_client_that_is_set_aside_can_be_asked_again():
 
 
 def test_a_refused_report_is_no_sign_of_convergence():
-    """A client could otherwise end a run by a residual of zero, without its data in it."""
+    """Otherwise a client could end a run by a gap of zero, without its data in it."""
 
     def spoil(update):
         return spoil_delta(-1e6)(replace(update, report=replace(update.report, gap=np.asarray(0.0))))
@@ -395,7 +395,7 @@ def test_a_refused_report_is_no_sign_of_convergence():
     assert (reason, history[-1]["gap"]) == ("rounds", np.inf)
 
 
-def test_when_nobody_can_be_used_the_run_ends():
+def test_when_no_reply_can_be_used_the_run_ends():
     algorithm = cavity.PVI(MODELS["linear"]())
     engine = LocalEngine(algorithm, prepare_clients(algorithm.model, {"york": (X, Y)}))
     server = training.open_federation(algorithm, Synchronous(), ["york"], 0)
@@ -405,7 +405,7 @@ def test_when_nobody_can_be_used_the_run_ends():
 
 
 @pytest.mark.parametrize("name", ["leeds", "york"])
-def test_a_residual_that_is_no_number_is_no_convergence(name):
+def test_a_gap_that_is_nan_is_no_convergence(name):
     """Whichever place the client has: Python's max() would overlook a NaN that is not the first."""
 
     def spoil(update):

@@ -1,4 +1,4 @@
-"""What a watcher of a run is told."""
+"""What a watcher of a run receives."""
 
 import io
 
@@ -58,7 +58,7 @@ def algorithm():
 
 
 @pytest.mark.parametrize("block", [1, 2])
-def test_a_run_in_memory_tells_of_every_round(block):
+def test_a_run_in_memory_reports_every_round(block):
     seen = []
     fit = cavity.run(algorithm(), clients(), rounds=4, tolerance=0.0, progress=seen.append, rounds_per_block=block)
     assert [p.round for p in seen] == [1, 2, 3, 4][block - 1 :: block]
@@ -69,7 +69,7 @@ def test_a_run_in_memory_tells_of_every_round(block):
     assert all(p.clients_per_second > 0 for p in seen)
 
 
-def test_a_stream_tells_of_every_chunk_and_gives_the_same_run():
+def test_a_stream_reports_every_chunk_and_gives_the_same_run():
     seen = []
     held = cavity.run(algorithm(), clients(), rounds=2, tolerance=0.0)
     streamed = cavity.run(
@@ -83,7 +83,7 @@ def test_a_stream_tells_of_every_chunk_and_gives_the_same_run():
         streamed.join("late", clients()["client-0"])
 
 
-def test_an_interrupted_stream_goes_on(tmp_path):
+def test_an_interrupted_stream_resumes(tmp_path):
     whole = cavity.run(algorithm(), LoadedWhenAsked(clients()), rounds=3, tolerance=0.0)
     cavity.run(algorithm(), LoadedWhenAsked(clients()), rounds=1, tolerance=0.0, directory=tmp_path)
     resumed = cavity.resume(tmp_path, LoadedWhenAsked(clients()), rounds=3, tolerance=0.0)

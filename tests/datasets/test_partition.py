@@ -200,7 +200,7 @@ def test_dirichlet_shares_have_the_dirichlet_variance():
 
 
 def test_k_means_standardises():
-    # Two features tell the groups apart, on a small scale; one is noise on a large scale, one is constant.
+    # Two features separate the groups, on a small scale; one is noise on a large scale, one is constant.
     rng = np.random.default_rng(0)
     group = np.arange(40) % 2
     features = np.column_stack([1e4 * rng.uniform(size=40), 1e-3 * group, np.full(40, 7.0)])

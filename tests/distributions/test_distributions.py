@@ -320,13 +320,13 @@ def test_point_mass():
             undefined()
 
 
-def test_point_mass_at_nowhere_is_improper():
-    nowhere = PointMass(np.array([1.0, np.nan]))
-    assert not bool(nowhere.is_proper)
+def test_a_point_mass_at_nan_is_improper():
+    point = PointMass(np.array([1.0, np.nan]))
+    assert not bool(point.is_proper)
     with pytest.raises(ImproperError):
-        nowhere.sample(jax.random.key(0))
+        point.sample(jax.random.key(0))
     with pytest.raises(eqx.EquinoxRuntimeError, match="improper"):
-        jax.block_until_ready(eqx.filter_jit(lambda q: q.sample(jax.random.key(0)))(nowhere))
+        jax.block_until_ready(eqx.filter_jit(lambda q: q.sample(jax.random.key(0)))(point))
 
 
 def test_gaussians_over_pytrees():

@@ -188,7 +188,7 @@ def test_the_table_has_differences_odds_and_probabilities():
     assert "lower bounds" in table[-1]
 
 
-def test_importance_weights_mend_the_bound_of_a_poor_family():
+def test_importance_weights_correct_the_bound_of_a_poor_family():
     """Mean field loses -log(1 - r^2) / 2 on features of correlation r; the weights give it back."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(30, 1)) + rng.normal(size=(30, 2))
@@ -220,7 +220,7 @@ def test_only_evidence_of_the_same_rows_is_compared():
         cavity.compare({"a": fit})
 
 
-def test_a_run_that_has_not_converged_is_told():
+def test_a_run_that_has_not_converged_is_reported():
     y = scenarios.logistic()
     clients = scenarios.clients(y.x, y.y, scenarios.homogeneous(120, 4))
     fits = {

@@ -130,7 +130,7 @@ def test_all_weight_at_a_few_draws_is_infinitely_bad():
 
 @cache
 def correlated(family):
-    """y = theta_1 + theta_2 hardly tells one from the other: correlation -0.99 in the posterior."""
+    """y = theta_1 + theta_2 hardly determines each of them: correlation -0.99 in the posterior."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 1)) + 0.07 * rng.normal(size=(40, 2))
     y = x.sum(axis=1) + rng.normal(size=40)

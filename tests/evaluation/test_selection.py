@@ -119,8 +119,8 @@ def test_the_influence_of_a_row_is_that_of_adding_it():
     for i, found in enumerate(fit.row_influence("b", rows)):
         x, y = clients["b"]
         more = clients | {"b": (np.concatenate([x, rows[0][i : i + 1]]), np.append(y, rows[1][i]))}
-        anew = cavity.run(cavity.PVI(model), more)
-        np.testing.assert_allclose(found.kl, cavity.kl(anew.posterior, fit.posterior), rtol=1e-8)
+        refitted = cavity.run(cavity.PVI(model), more)
+        np.testing.assert_allclose(found.kl, cavity.kl(refitted.posterior, fit.posterior), rtol=1e-8)
 
 
 @pytest.mark.slow

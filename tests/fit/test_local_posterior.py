@@ -1,4 +1,4 @@
-"""What SFVI gives at the server and at a silo, against the closed form of a Gaussian random-intercept model."""
+"""What SFVI gives at the server and at a client, against the closed form of a Gaussian random-intercept model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.marks import thorough
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 NUM_DRAWS = 20_000
-SILO = "silo1"
+CLIENT = "client1"
 
 
 @lru_cache
@@ -37,10 +37,10 @@ def fitted(num_samples=None):
 
 @lru_cache
 def exact():
-    """Mean and covariance of (level, slope, own_1, ...), and where the units of a silo are in it."""
+    """Mean and covariance of (level, slope, own_1, ...), and where the units of a client are in it."""
     mean, precision = exact_posterior()
     names = list(dict.fromkeys(rows()["group"]))
-    units = list(dict.fromkeys(clients(3)[SILO]["group"]))
+    units = list(dict.fromkeys(clients(3)[CLIENT]["group"]))
     return mean, np.linalg.inv(precision), units, np.array([2 + names.index(unit) for unit in units])
 
 
@@ -72,10 +72,10 @@ def check_latents(client, num_draws):
 
 
 @pytest.mark.parametrize("num_samples", [1, None])
-def test_latents_of_a_silo_have_the_joint_moments(num_samples):
+def test_latents_of_a_client_have_the_joint_moments(num_samples):
     """Cov(Z_G, Z_u) too: a draw of the units goes with its draw of what is shared."""
     _, covariance, _, places = exact()
-    check_latents(fitted(num_samples).local(SILO), NUM_DRAWS)
+    check_latents(fitted(num_samples).local(CLIENT), NUM_DRAWS)
     correlation = covariance[0, places] / np.sqrt(covariance[0, 0] * np.diag(covariance)[places])
     assert correlation.min() > 2 * 5 * np.sqrt(2 / NUM_DRAWS)  # so that its absence would be seen
 
@@ -83,7 +83,7 @@ def test_latents_of_a_silo_have_the_joint_moments(num_samples):
 @pytest.mark.slow
 def test_importance_samples_make_up_for_a_wrong_q():
     """With means and scales that are off and no look at Z_G, draws by their weights are still the posterior's."""
-    client = fitted().local(SILO)
+    client = fitted().local(CLIENT)
     scale = jnp.exp(client.q.log_scale)
     q = replace(
         client.q, mean=client.q.mean + 0.7 * scale, log_scale=client.q.log_scale + 0.3, coupling=0 * client.q.coupling
@@ -93,16 +93,16 @@ def test_importance_samples_make_up_for_a_wrong_q():
         check_latents(replace(client, q=q, num_samples=1), 4000)
 
 
-def test_draws_and_summary_of_a_silo():
+def test_draws_and_summary_of_a_client():
     mean, covariance, units, places = exact()
-    client = fitted().local(SILO)
+    client = fitted().local(CLIENT)
     draws = client.draws(NUM_DRAWS)
     assert list(draws) == ["own"]
     assert draws["own"].shape == (NUM_DRAWS, len(units))
     check_moments(draws["own"], mean[places], covariance[np.ix_(places, places)])
     summary = client.summary(level=0.9, num_draws=NUM_DRAWS)
     assert [estimate.name for estimate in summary] == [f"own[{unit}]" for unit in units]
-    assert summary.remarks == ("client 'silo1'",)
+    assert summary.remarks == ("client 'client1'",)
     for unit, place in zip(units, places, strict=True):
         sd = np.sqrt(covariance[place, place])
         estimate = summary[f"own[{unit}]"]
@@ -129,7 +129,7 @@ def test_arviz_of_both():
     assert server["level"].shape == (1, NUM_DRAWS)
     both = np.stack([server["level"].values[0], server["slope"].values[0]], axis=1)
     check_moments(both, mean[:2], covariance[:2, :2])
-    own = fitted().local(SILO).to_arviz(NUM_DRAWS).posterior
+    own = fitted().local(CLIENT).to_arviz(NUM_DRAWS).posterior
     assert set(own.data_vars) == {"own"}
     assert own["own"].shape == (1, NUM_DRAWS, len(units))
     check_moments(own["own"].values[0], mean[places], covariance[np.ix_(places, places)])
@@ -155,11 +155,11 @@ def of_new_unit(x):
     return mean, variance + SPREAD**2
 
 
-def test_predictions_at_a_silo():
-    """Of its own units, in any order, beside units that nobody has."""
+def test_predictions_at_a_client():
+    """Of its own units, in any order, and of units that no client has."""
     _, _, units, places = exact()
     x = {"group": np.array([units[2], "new", units[0], units[2], "newer"]), "x": np.array([0.5, -1.0, 2.0, -3.0, 0.0])}
-    predicted = fitted().local(SILO).predict(x, num_draws=NUM_DRAWS)
+    predicted = fitted().local(CLIENT).predict(x, num_draws=NUM_DRAWS)
     expected = [
         of_unit(places[2], 0.5),
         of_new_unit(-1.0),
@@ -170,14 +170,14 @@ def test_predictions_at_a_silo():
     check_prediction(predicted, *np.array(expected).T)
 
 
-def test_units_of_other_silos_are_new_to_this_one():
-    stranger = next(iter(dict.fromkeys(clients(3)["silo0"]["group"])))
-    predicted = fitted().local(SILO).predict({"group": [stranger], "x": np.array([1.5])}, num_draws=NUM_DRAWS)
+def test_units_of_other_clients_are_new_to_this_one():
+    stranger = next(iter(dict.fromkeys(clients(3)["client0"]["group"])))
+    predicted = fitted().local(CLIENT).predict({"group": [stranger], "x": np.array([1.5])}, num_draws=NUM_DRAWS)
     check_prediction(predicted, *np.array([of_new_unit(1.5)]).T)
 
 
 @pytest.mark.slow
-def test_predictions_at_a_new_silo():
+def test_predictions_at_a_new_client():
     """Every unit is new there, whatever it is called."""
     _, _, units, _ = exact()
     x = np.array([0.0, 2.0])
@@ -185,22 +185,22 @@ def test_predictions_at_a_new_silo():
     check_prediction(predicted, *np.array([of_new_unit(each) for each in x]).T)
 
 
-def test_what_is_not_there_is_said(tmp_path):
+def test_missing_parts_are_reported(tmp_path):
     fit = fitted()
-    with pytest.raises(CavityError, match="no client 'york'; choose one of: silo0, silo1, silo2"):
+    with pytest.raises(CavityError, match="no client 'york'; choose one of: client0, client1, client2"):
         fit.local("york")
-    for change in (lambda: fit.withdraw(SILO), fit.influence):
+    for change in (lambda: fit.withdraw(CLIENT), fit.influence):
         with pytest.raises(CavityError, match="SFVI keeps no factor per client"):
             change()
     fit.save(tmp_path / "fit.npz")
     alone = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm)
     np.testing.assert_array_equal(alone.posterior.q.mean, fit.posterior.q.mean)
     with pytest.raises(CavityError, match="clients' data: cavity.load"):
-        alone.local(SILO)
+        alone.local(CLIENT)
     back = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm, clients=clients(3))
-    for one, other in zip(back.local(SILO).latents(50), fit.local(SILO).latents(50), strict=True):
+    for one, other in zip(back.local(CLIENT).latents(50), fit.local(CLIENT).latents(50), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert back.local(SILO).labels == fit.local(SILO).labels
+    assert back.local(CLIENT).labels == fit.local(CLIENT).labels
     regression = cavity.run(
         cavity.PVI(cavity.models.linear_regression(["x"], noise_sd=1.0)), {"a": (np.eye(2)[:, :1], [0.0, 1.0])}
     )
@@ -209,19 +209,19 @@ def test_what_is_not_there_is_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_silo_that_joins_brings_its_units():
-    """Their names are known to it, and to nobody else; those of others may not come twice."""
-    everybody = clients(3)
-    late = everybody.pop("silo2")
-    fit = cavity.run(SFVI(model_of(), num_steps=1), everybody)
-    joined = fit.join("silo2", late, rounds=1)
+def test_a_client_that_joins_brings_its_units():
+    """Only this client knows their names; a unit of another client is refused."""
+    all_clients = clients(3)
+    late = all_clients.pop("client2")
+    fit = cavity.run(SFVI(model_of(), num_steps=1), all_clients)
+    joined = fit.join("client2", late, rounds=1)
     units = tuple(dict.fromkeys(late["group"]))
-    assert joined.local("silo2").labels == units
-    assert joined.local("silo0").labels == fit.local("silo0").labels
-    assert [estimate.name for estimate in joined.local("silo2").summary()] == [f"own[{unit}]" for unit in units]
-    taken = late | {"group": np.where(late["group"] == units[0], everybody["silo0"]["group"][0], late["group"])}
-    with pytest.raises(DataError, match="'g0' has rows at 'silo0' and at 'silo2'"):
-        fit.join("silo2", taken, rounds=1)
+    assert joined.local("client2").labels == units
+    assert joined.local("client0").labels == fit.local("client0").labels
+    assert [estimate.name for estimate in joined.local("client2").summary()] == [f"own[{unit}]" for unit in units]
+    taken = late | {"group": np.where(late["group"] == units[0], all_clients["client0"]["group"][0], late["group"])}
+    with pytest.raises(DataError, match="'g0' has rows at 'client0' and at 'client2'"):
+        fit.join("client2", taken, rounds=1)
 
 
 def learning(group, x, y, num_groups):
@@ -234,31 +234,31 @@ def learning(group, x, y, num_groups):
 
 
 @pytest.mark.slow
-def test_a_fit_is_handed_over_whole():
-    """From SFVI-Avg, whose silos are centred at means of their own, to SFVI: every density stays, to the last digit."""
+def test_a_warm_start_keeps_every_density():
+    """From SFVI-Avg, whose clients are centred at means of their own, to SFVI: every density stays the same."""
     model = numpyro_model(learning, rows(), unit="group", num_units="num_groups")
     options = {"initialise": False, "num_samples": 2}
     averaged = cavity.run(SFVIAvg(model, total=14, num_rounds=2, local_steps=20, step_size=0.1, **options), clients(3))
     algorithm = SFVI(model, num_steps=5, **options)
-    handed = averaged.warm_start(algorithm)
-    assert handed.algorithm is algorithm
-    for one, other in zip(jax.tree.leaves(averaged.posterior), jax.tree.leaves(handed.posterior), strict=True):
+    started = averaged.warm_start(algorithm)
+    assert started.algorithm is algorithm
+    for one, other in zip(jax.tree.leaves(averaged.posterior), jax.tree.leaves(started.posterior), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert float(jnp.abs(handed.posterior.theta["slope"])) > 0.1
+    assert float(jnp.abs(started.posterior.theta["slope"])) > 0.1
     for name in clients(3):
         state = averaged.client_states[name]
         kept = state.pending.local if state.pending is not None else state.local
         z_global = np.array([0.7])
         before = kept.q.log_prob(jnp.full_like(kept.q.mean, 0.3), jnp.asarray(z_global - kept.centre))
-        own = handed.client_states[name].local.q
+        own = started.client_states[name].local.q
         after = own.log_prob(jnp.full_like(own.mean, 0.3), jnp.asarray(z_global - averaged.posterior.q.mean))
         np.testing.assert_allclose(after, before, rtol=1e-10)
         assert np.abs(kept.centre - averaged.posterior.q.mean).max() > 1e-3  # it was another mean
-        for one, other in zip(averaged.local(name).latents(20), handed.local(name).latents(20), strict=True):
+        for one, other in zip(averaged.local(name).latents(20), started.local(name).latents(20), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10)
-    further = handed.refine(1)
+    further = started.refine(1)
     # one step of Adam is 0.02 at most, from where the other method had come to
-    moved = np.abs(np.asarray(further.posterior.q.mean) - np.asarray(handed.posterior.q.mean))
+    moved = np.abs(np.asarray(further.posterior.q.mean) - np.asarray(started.posterior.q.mean))
     assert 0.0 < moved.max() < 0.0201
     with pytest.raises(CavityError, match="between SFVI and SFVI-Avg"):
         averaged.warm_start(cavity.PVI(cavity.models.linear_regression(["x"], noise_sd=1.0)))

@@ -1,8 +1,8 @@
-"""Priors that say nothing: where a model starts under them, what comes out, and what has not converged.
+"""Vague priors: where a model starts, which posterior it has, and which runs have not converged.
 
 The data of the surgical and the seeds model are those of the BUGS examples, volume 1 ("Surgical: institutional ranking"
 and "Seeds: random effect logistic regression"; Spiegelhalter, Thomas, Best and Gilks, 1996; the seeds are from Crowder,
-1978). Both are held against NUTS on the pooled rows. The random effects' sd is compared on its own scale, sigma =
+1978). Both are compared with NUTS on the pooled rows. The random effects' sd is compared on its own scale, sigma =
 tau ** -0.5, as BUGS reports it: log tau has a long tail to the right, where sigma goes to 0, which no Gaussian has.
 """
 
@@ -67,7 +67,9 @@ OUTCOMES = np.random.default_rng(0).normal(3.0, 2.0, 120)
 
 
 def shared_out(columns, num_clients):
-    return {f"silo {j}": {name: column[j::num_clients] for name, column in columns.items()} for j in range(num_clients)}
+    return {
+        f"client {j}": {name: column[j::num_clients] for name, column in columns.items()} for j in range(num_clients)
+    }
 
 
 @pytest.mark.parametrize("prior", [dist.Gamma(VAGUE, VAGUE), dist.InverseGamma(VAGUE, VAGUE), dist.Gamma(0.1, 0.1)])
@@ -83,7 +85,7 @@ def test_a_vague_prior_starts_a_few_units_from_zero(prior):
     assert abs(float(model.begin[0][0])) <= 3.0
 
 
-def test_a_prior_that_says_something_starts_at_its_median():
+def test_an_informative_prior_starts_at_its_median():
     def function(y):
         level = numpyro.sample("level", dist.Normal(20_000.0, 2.0))
         scale = numpyro.sample("scale", dist.LogNormal(9.0, 1.0))
@@ -121,7 +123,7 @@ def test_a_mean_and_a_precision_by_pvi(double):
 
 
 def test_a_start_without_a_gradient_has_not_converged():
-    """At tau = exp(-600) no row pulls: the residuals are 0, and nothing is known."""
+    """At tau = exp(-600) all gradients vanish: the gaps are 0, but tau is not determined."""
     model = numpyro_model(normal, {"y": OUTCOMES}, start={"tau": -600.0})
     fit = cavity.run(cavity.PVI(model), shared_out({"y": OUTCOMES}, 3))
     assert not fit.converged

@@ -212,7 +212,7 @@ def test_the_ledger_keeps_its_invariant():
     assert fit.server.entries.keys() == logistic_fit(4).server.entries.keys()
 
 
-def test_steps_that_do_not_suffice_are_told(caplog):
+def test_too_few_steps_are_reported(caplog):
     logistic_fit(4).learn(PriorScale(), steps=1, rounds=1)
     assert "call fit.learn again" in caplog.text
 
@@ -225,7 +225,7 @@ def test_streamed_clients_learn_the_same():
     assert float(streamed.algorithm.model.likelihood.noise_sd) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_a_learned_fit_goes_on_like_any_other(tmp_path):
+def test_a_learned_fit_can_be_refined(tmp_path):
     fit = linear_fit().learn(PriorScale(), NoiseSd())
     fit.save(tmp_path / "fit.npz")
     assert cavity.load(tmp_path / "fit.npz").prior_scales == fit.prior_scales
@@ -248,12 +248,12 @@ def test_a_learned_fit_goes_on_like_any_other(tmp_path):
         ([NoiseSd()], "has no noise to learn"),
     ],
 )
-def test_bad_input_is_told(parts, message):
+def test_bad_input_is_reported(parts, message):
     with types_unchecked(), pytest.raises(CavityError, match=message):
         logistic_fit(4).learn(*parts)
 
 
-def test_bad_parts_are_told():
+def test_bad_parts_are_reported():
     with pytest.raises(CavityError, match="parameters are a list of names"):
         PriorScale("x1")
     with pytest.raises(CavityError, match="least is a share"):
@@ -273,7 +273,7 @@ def test_bad_parts_are_told():
         held.learn(PriorScale())
 
 
-# A distribution over a hyperparameter (eqs. 7 and 8): a latent like any other, with its prior as the server's row
+# A distribution over a hyperparameter (eqs. 7 and 8): a latent like any other, with its prior as an entry of the server
 
 
 def expected_bound(parameters, x, y):

@@ -194,7 +194,7 @@ CRAFTED = {
     "a path as in format 2": lambda: body({"module": PATH, "fields": {"sequence": 1, "exponent": 1}}),
     "a dotted path": lambda: body({"type": "cavity.core.messages.Acknowledgement/1", "fields": ACCEPTED}),
     "a path behind the prefix of outside classes": lambda: body({"type": "user:os:system", "fields": {}}),
-    "an outside class that nobody gave": lambda: body({"type": "user:Anything", "fields": {}}),
+    "an outside class that was not passed": lambda: body({"type": "user:Anything", "fields": {}}),
     "an abstract class": lambda: body({"type": "core.loss/1", "fields": {}}),
     "an unknown identifier": lambda: body({"type": "core.nothing/1", "fields": {}}),
     "no version": lambda: body({"type": IDENTIFIER, "fields": ACCEPTED}),

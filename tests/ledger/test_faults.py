@@ -103,7 +103,7 @@ def merge_twice(part, server, replies, absorb=entries.absorb_into_entries):
 
 
 def add_to_a_total(part, server, replies, absorb=entries.absorb_into_entries):
-    """The posterior is added to; the rows are forgotten at times, as by a server without a ledger."""
+    """The posterior is updated; entries are sometimes lost, as by a server without a ledger."""
     change = absorb(part, server, replies)
     return replace(change, entries=server.entries) if server.version % 3 == 0 else change
 
@@ -185,7 +185,7 @@ def test_a_reply_from_before_a_withdrawal_is_refused_after_it():
     assert after.posterior is server.posterior
 
 
-def test_a_client_that_comes_back_answers_anew():
+def test_a_client_that_comes_back_solves_again():
     algorithm, server = open_pair()
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     state, _ = client_ledger.commit(ClientState(local=np.zeros(1)), message, reply_to(message, 3.0).update, np.ones(1))
@@ -228,7 +228,7 @@ def test_a_factor_that_the_server_does_not_hold_cannot_be_withdrawn():
         ledger.withdraw(algorithm, server, "york")
 
 
-def test_strangers_and_twins_are_refused():
+def test_unknown_and_repeated_replies_are_refused():
     algorithm, server = open_pair()
     server, (message,) = ledger.dispatch(algorithm, server, ["york"])
     reply = reply_to(message, 3.0)
@@ -238,8 +238,8 @@ def test_strangers_and_twins_are_refused():
     assert server.entries["york"].precision[0, 0] == 3.0
 
 
-def test_after_an_improper_withdrawal_everybody_starts_anew():
-    """The others' product may be improper; then their rows are emptied, and what they had under way with them."""
+def test_after_an_improper_withdrawal_all_clients_restart():
+    """The product of the others may be improper; then their entries are reset, and outstanding messages are dropped."""
     algorithm, server = open_pair()
     server, messages = ledger.dispatch(algorithm, server, ["leeds", "york"])
     server, outcome = ledger.receive(algorithm, server, [reply_to(messages[0], 10.0), reply_to(messages[1], -5.0)])
@@ -248,7 +248,7 @@ def test_after_an_improper_withdrawal_everybody_starts_anew():
     server = ledger.withdraw(algorithm, server, "leeds")
     assert distance(server.entries["york"], ledger.to_host(algorithm.server.entries.initial())) == 0.0
     assert distance(server.posterior, server.prior) == 0.0
-    # this change was to a row that is no more
+    # this change was for an entry that no longer exists
     server, outcome = ledger.receive(algorithm, server, [reply_to(message, 7.0)])
     assert not outcome.accepted
     assert distance(server.posterior, server.prior) == 0.0

@@ -1,4 +1,4 @@
-"""An improper prior: nothing is refused wrongly, no NaN is told as a number, and errors say what is missing."""
+"""An improper prior: nothing is refused wrongly, no NaN is shown as a number, and errors say what is missing."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,8 +58,8 @@ def test_blocks_do_the_same():
 
 
 @pytest.mark.parametrize("schedule", [None, Sequential()], ids=["synchronous", "sequential"])
-def test_clients_who_do_not_tell_everything_are_accepted(schedule):
-    """Two rows cannot tell four coefficients: the product is improper until others have replied."""
+def test_clients_that_do_not_determine_all_coefficients_are_accepted(schedule):
+    """Two rows do not determine four coefficients: the product is improper until others have replied."""
     parts = scenarios.clients(X, Y, np.split(np.arange(12), [2, 4]))
     fit = cavity.run(cavity.PVI(model()), parts, schedule=schedule)
     assert_least_squares(fit)

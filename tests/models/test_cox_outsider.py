@@ -42,7 +42,7 @@ class Cox(Model):
         eta = x @ theta
         shift = jax.lax.stop_gradient(jnp.max(eta))
         at_risk = (time >= time[:, None]) @ (weight * jnp.exp(eta - shift))
-        counted = weight * died > 0  # nobody may be at risk beside a row that counts nothing
+        counted = weight * died > 0  # there may be no row at risk at the time of a row of weight 0
         each = eta - shift - jnp.log(jnp.where(counted, at_risk, 1.0))
         return jnp.sum(jnp.where(counted, weight * each, 0.0))
 

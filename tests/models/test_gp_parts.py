@@ -1,4 +1,4 @@
-"""The parts of federated Gaussian processes: kernels, pseudo-observations, nearness, averaging, other shared models."""
+"""The parts of federated Gaussian processes: kernels, pseudo-observations, row proximity, averaging, other models."""
 
 import re
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_coupled_factors_are_gaussians_in_u():
 def test_how_near_pseudo_observations_come_to_rows():
     x, y = np.arange(5.0)[:, None], np.array([0.0, 1.0, 2.0, 3.0, 4.0])
     inputs = np.array([[[0.0], [1.5], [9.0]]])
-    precision = np.array([[2.0, 1.0, 0.0]])  # the last one says nothing
+    precision = np.array([[2.0, 1.0, 0.0]])  # the last one is not in use
     found = row_proximity(PseudoObservations(inputs, precision * [0.0, 3.0, 7.0], precision), x, y)
     np.testing.assert_allclose(found.inputs, [0.0, 0.5])
     np.testing.assert_allclose(found.outcomes, np.array([0.0, 2.0]) / y.std())
@@ -118,7 +118,7 @@ def test_how_near_pseudo_observations_come_to_rows():
     assert "2 pseudo-observations for 5 rows, 1 of them nearer" in str(found)
 
 
-def test_a_client_is_told_before_it_sends():
+def test_a_client_is_warned_before_it_sends():
     model = gp.fixed(np.linspace(-3, 3, 6)[:, None], Decoupled(6), jitter=1e-6)
     x, y = gp.rows(12)
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))

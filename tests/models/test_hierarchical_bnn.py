@@ -122,13 +122,13 @@ def test_bad_sizes():
         hierarchical_bnn(4, 3, 1)
 
 
-def test_silos_are_nine_tenths_one_digit():
+def test_clients_are_nine_tenths_one_digit():
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(10), rng.integers(900, 1000, 10)))
     digits = np.arange(20) % 10
     parts = sfvi_bnn.skewed(rng, labels, digits)
     rows = np.concatenate(list(parts.values()))
-    assert len(np.unique(rows)) == len(rows)  # nobody's image is at two silos
+    assert len(np.unique(rows)) == len(rows)  # no image is at two clients
     assert len({len(part) for part in parts.values()}) == 1
     for digit, part in zip(digits, parts.values(), strict=True):
         counts = np.bincount(labels[part], minlength=10)
@@ -136,7 +136,7 @@ def test_silos_are_nine_tenths_one_digit():
         assert np.ptp(np.delete(counts, digit)) == 0
 
 
-def test_the_bars_are_the_papers():
+def test_the_thresholds_are_the_papers():
     assert sfvi_bnn.PAPER[10]["FedPop", "SFVI"] == 97.5
     assert sfvi_bnn.PAPER[50]["hierarchical", "SFVI-Avg"] == 93.6
     assert (sfvi_bnn.MARGIN, sfvi_bnn.HIDDEN, sfvi_bnn.ROUNDS, sfvi_bnn.EXCHANGES) == (0.5, 64, 20, 10_000)
@@ -146,7 +146,7 @@ def test_the_bars_are_the_papers():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_in_small(tmp_path):
-    """Enough to learn each silo's digit, and no more."""
+    """Enough to learn each client's digit only."""
     result = runner.run("sfvi-bnn", sfvi_bnn.sfvi_bnn, directory=tmp_path, size=Size.QUICK)
     rows = result.results["fits"]
     assert len(rows) == 6

@@ -195,7 +195,7 @@ def test_all_is_learned_and_the_posterior_is_the_product():
     assert centre.shape == spread.shape == (10, 1)
     without = ledger.withdraw(fit.algorithm, fit.server, "client 1")
     assert without.posterior.conditional.inputs.shape[0] == 2
-    # whoever stays goes on from where phi was; the prior is not moved along with the rows
+    # the remaining clients continue at the same phi; the prior is not moved with the entries
     was, now = (np.asarray(server.posterior.shared.mean) for server in (fit.server, without))
     rest, prior = np.asarray(without.posterior.shared.precision), fit.server.prior
     others = [row for name, row in fit.server.entries.items() if name != "client 1"]
@@ -256,7 +256,7 @@ def test_what_users_may_get_wrong():
 
 
 def test_repeated_inputs_and_constant_columns_work():
-    """Rows at one place, inducing inputs that coincide, a column that says nothing."""
+    """Rows with the same inputs, inducing inputs that coincide, a constant column."""
     x = np.concatenate([np.repeat(X[:5], 4, axis=0), np.zeros((20, 1))], axis=1)
     y = np.repeat(Y[:5], 4) + 0.1 * np.random.default_rng(2).normal(size=20)
     model = sparse_gp(2, inducing=np.zeros((6, 2)), form=Decoupled(8))
@@ -443,7 +443,7 @@ def test_rows_as_factors_leave_nothing_unsaid():
 
 
 @pytest.mark.parametrize("form", ["diagonal", "full"])
-def test_what_is_divided_out_stands_in_for_nothing(form):
+def test_what_is_divided_out_replaces_no_rows(form):
     model, phi, rows, factors = _three_clients(form)
     own = (factors[0], rows[0])
     divided, without = _cavities(factors)[0], PseudoObservations.together(factors[1:])
@@ -486,7 +486,7 @@ def _at_a_visit(form="diagonal", precision=100.0):
 def test_what_a_solver_climbs(point):
     """Without noise: the bound of all, what pulls, and the prior, whose KL alpha weighs; averaging climbs (7) alone.
 
-    At the received mean caution says nothing of the mean; away from it, it pulls back.
+    At the received mean the caution term has no gradient in the mean; away from it, the gradient points back.
     """
     problem, at = _at_a_visit()
     model, phi, client = problem.model, at.mean, (problem.cavity.conditional, at.own, problem.data)
@@ -572,7 +572,7 @@ def test_hyperparameters_and_inducing_inputs_are_those_of_pooling(schedule, damp
 
 
 @pytest.mark.parametrize("form", ["diagonal", "full"])
-def test_what_a_factor_says_is_what_rows_would_say(form):
+def test_a_factor_has_the_information_of_its_rows(form):
     """E[log N(m; f(V), noise)], each seen S^-1 times, by the covariance of f at V: plain matrices, wherever phi is."""
     model, phi, _, factors = _three_clients(form)
     factor, others = factors[1], factors[2]
@@ -591,7 +591,7 @@ def test_what_a_factor_says_is_what_rows_would_say(form):
 
 
 class _Quadratic(_Given):
-    """What is unsaid is known: a line and a square of each entry, the odd ones bent upwards."""
+    """The surrogate residual is known: linear and quadratic in each entry, convex in the odd ones."""
 
     @property
     def bends(self):
@@ -612,7 +612,7 @@ def test_a_pull_bends_as_what_is_unsaid_does():
 
 
 class _Silent(type(learned())):
-    """What its factors leave unsaid nobody hears."""
+    """The residuals of its factors are not sent."""
 
     def surrogate_residual(self, phi, cavity, conditional, data):
         return 0.0 * jnp.sum(phi)
@@ -650,7 +650,7 @@ def test_pulls_say_what_few_pseudo_observations_cannot():
 def test_no_pass_makes_it_worse():
     """Titsias' bound of all rows at the means, where a hundred rows of a hard set give eighty pseudo-observations.
 
-    By their slopes alone pulls drive inducing inputs on and on: 0.04 nats a row with the second pass.
+    Corrections with slopes only make inducing inputs overshoot: 0.04 nats per row with the second pass.
     """
     clients = {name: (x[:100], y[:100]) for name, (x, y) in gp_data.uci("kin8nm", 10).clients.items()}
     setting = Setting(num_inducing=50, num_steps=60, passes=3)

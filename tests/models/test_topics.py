@@ -165,7 +165,7 @@ def test_bad_sizes():
 
 
 def test_the_settings_are_those_of_the_paper():
-    assert (sfvi_topics.NUM_SILOS, sfvi_topics.NUM_TOPICS, sfvi_topics.VOCABULARY) == (3, 21, 2000)
+    assert (sfvi_topics.NUM_CLIENTS, sfvi_topics.NUM_TOPICS, sfvi_topics.VOCABULARY) == (3, 21, 2000)
     assert (sfvi_topics.ROUNDS, sfvi_topics.LOCAL_STEPS) == (100, 100)
 
 

@@ -76,7 +76,7 @@ def test_the_words_are_true(demo):
     assert abs(float(divergence[1])) < 1e-4
 
 
-def test_rounds_and_bytes_are_told(demo):
+def test_rounds_and_bytes_are_shown(demo):
     rounds = re.findall(r"round (\d+): change ([\d.e+-]+) nats, ([\d.]+) kB", demo[0])
     assert [int(number) for number, _, _ in rounds] == list(range(1, len(rounds) + 1))
     assert float(rounds[-1][1]) < 1e-6
@@ -85,7 +85,7 @@ def test_rounds_and_bytes_are_told(demo):
     assert "No patient's data left a hospital" in demo[0]
 
 
-def test_the_hospital_with_three_patients_is_left_out_and_told_why(demo):
+def test_the_hospital_with_three_patients_is_left_out_with_a_reason(demo):
     hospitals, left_out = indomethacin.admitted()
     assert {name: len(y) for name, (_, y) in hospitals.items()} == {"Indiana": 413, "Michigan": 164, "Kentucky": 22}
     assert left_out == {"Case Western": 3}

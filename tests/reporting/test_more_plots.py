@@ -77,7 +77,7 @@ def test_inducing_inputs_stand_below_with_a_deviation_to_either_side_and_never_o
     np.testing.assert_allclose(ends, np.stack([means - deviations, means + deviations], 1))
     lanes = dots.get_ydata()
     assert lanes[0] == lanes[1] != lanes[2]
-    # the input at 9 does not stretch the axis, and is told
+    # the input at 9 does not stretch the axis, and is counted in a note
     assert strip.get_xlim() == panel.get_xlim()
     assert panel.get_xlim()[1] < 5
     assert [text.get_text() for text in strip.texts] == ["1 off the axis"]

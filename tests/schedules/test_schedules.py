@@ -18,7 +18,7 @@ schedule_of = pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: type
 @given(num_clients=st.integers(1, 7))
 def test_contract(schedule, num_clients):
     names = tuple(f"client-{i}" for i in range(num_clients))
-    contract.check_everybody_is_visited_in_a_round(schedule, names)
+    contract.check_all_clients_are_visited_in_a_round(schedule, names)
     contract.check_starts_idle_clients_only(schedule, names)
     contract.check_seed_decides(schedule, names)
     assert schedule.visits_per_round(num_clients) == num_clients

@@ -240,7 +240,7 @@ def test_stale_replies_are_weakened_by_their_age():
 
 
 def test_who_happens_to_reply_is_not_a_trend():
-    """A slow client's residual is larger than those of the fast, which reply ten times as often; all of them fall."""
+    """A slow client's gap is larger than those of the fast ones, which reply ten times as often; all gaps decrease."""
     damping, chosen, last = Adaptive(), [], np.full(3, np.inf)
     state = damping.init()
     for turn in range(40):

@@ -96,7 +96,7 @@ def assert_same_history(history, other):
     clocks = {"seconds", "compute_seconds"}  # the second of which not every engine has
     assert [set(record) - clocks for record in history] == [set(record) - clocks for record in other]
     for key in history[0].keys() - clocks - {"gaps", "refusals"}:
-        # a residual near zero is the rounding of numbers near one
+        # a gap near zero is the rounding of numbers near one
         np.testing.assert_allclose(
             [record[key] for record in history], [record[key] for record in other], rtol=1e-9, atol=1e-12, err_msg=key
         )
@@ -135,7 +135,7 @@ def test_padding(method):
 
 
 def test_who_shares_a_bucket(monkeypatch):
-    """Those of at most twice the size of each other; and everybody, where rows are few."""
+    """Clients of at most twice the size of each other; all clients if there are few rows."""
     monkeypatch.setattr(stacks, "FEW_ROWS", 100)
 
     def grouped(*sizes):
@@ -187,7 +187,8 @@ def test_a_run_of_blocks_compiles_once():
 
 
 class Puppet(Solver):
-    """Says what it is told: tilted = start ** power, where `power` comes with the data, and NaN beyond a precision.
+    """Returns a prescribed answer: tilted = start ** power, where `power` comes with the data, and NaN beyond a
+    precision.
 
     A power below 1 asks for less precision than there is, and several clients together for less than none.
     """
@@ -235,7 +236,7 @@ def test_backing_off_from_an_improper_product(damping):
 
 
 def test_backing_off_from_a_residual_that_grows():
-    """Mean field on two nearly equal columns: everybody together overshoots, until the damping takes it back."""
+    """Mean field on two nearly equal columns: synchronous updates overshoot until the damping reduces them."""
     rng = np.random.default_rng(1)
     made = {}
     for i in range(4):

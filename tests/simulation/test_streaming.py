@@ -49,7 +49,7 @@ class Mean(Solver):
 
 
 class Averaging(Algorithm):
-    """Federated averaging of means; the server keeps sums until everybody has replied."""
+    """Federated averaging of means; the server keeps sums until all clients have replied."""
 
     model: None
     solver: Mean
@@ -129,8 +129,8 @@ class Lazy(ClientSource):
 
 
 def truth():
-    everybody = [make(name) for name in NAMES]
-    rows, weights = np.concatenate([d.batch for d in everybody]), np.concatenate([d.weight for d in everybody])
+    data = [make(name) for name in NAMES]
+    rows, weights = np.concatenate([d.batch for d in data]), np.concatenate([d.weight for d in data])
     return weights @ rows / weights.sum()
 
 
@@ -276,7 +276,7 @@ def test_few_shapes(monkeypatch):
 
 
 class Sized(Lazy):
-    """One that can tell how many rows a client has: most have a few, every tenth a thousand times as many."""
+    """A source that knows the number of rows of a client: most have a few, every tenth a thousand times as many."""
 
     def num_rows(self, name):
         return 2000 if name.endswith("7") else 2 + int(name.split("-")[1]) % 3
@@ -337,7 +337,7 @@ def test_the_chunk_suits_the_posterior():
     engine.close()
 
 
-def test_what_all_are_told_is_not_copied_for_each(monkeypatch):
+def test_the_common_input_is_not_copied_for_each_client(monkeypatch):
     """A posterior of millions of numbers, once per client of a chunk, would be gigabytes."""
     seen = []
     run_clients = streaming.run_clients
@@ -359,7 +359,7 @@ def test_what_all_are_told_is_not_copied_for_each(monkeypatch):
 
 
 def test_messages_of_different_versions_keep_their_own(monkeypatch):
-    """Each answers the posterior that it was told, also where they work together."""
+    """Each client answers the posterior that it received, also if clients run together."""
     algorithm, engine, server = opened(Lazy(), 8)
     server, first = ledger.dispatch(algorithm, server, NAMES[:2])
     moved = replace(server, posterior=PointMass(np.array([3.0, 4.0])), version=1)

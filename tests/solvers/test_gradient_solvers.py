@@ -208,7 +208,7 @@ def test_plateau_by_hand():
         state = plateau.update(state, jnp.asarray(value), jnp.asarray(-value))
         reached.append(bool(plateau.reached(state)))
     assert reached == [False] * 7 + [True]
-    # any later progress starts the count anew
+    # any later progress resets the count
     state = plateau.update(
         plateau.update(state, jnp.asarray(0.0), jnp.asarray(0.0)), jnp.asarray(0.0), jnp.asarray(0.0)
     )
@@ -247,8 +247,8 @@ def test_initial_sd_tightens_around_the_mean_of_the_start(family):
 
 
 @family_of
-def test_a_tight_start_tells_units_apart_at_the_prior_alone(family):
-    """By the same vector for everybody; once something is known, the posterior's own mean is kept."""
+def test_a_tight_start_breaks_the_symmetry_at_the_prior_only(family):
+    """By the same vector for all clients; once there is information, the posterior's own mean is kept."""
     at_prior = problem(family)
     at_prior = eqx.tree_at(lambda p: p.start, at_prior, at_prior.model.prior)
     later = eqx.tree_at(lambda p: p.start, at_prior, family(jnp.array([2.0, -4.0]), shaped(family, 4.0)))

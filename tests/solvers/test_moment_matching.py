@@ -142,7 +142,7 @@ def test_fedpa_is_the_first_round_of_ep_from_a_flat_start():
     np.testing.assert_allclose(fedpa.posterior.precision_mean, ep.posterior.precision_mean, rtol=1e-14)
     weights = 1 / np.diagonal(COVARIANCES, axis1=1, axis2=2)
     np.testing.assert_allclose(fedpa.posterior.mean, (weights * MEANS).sum(0) / weights.sum(0), rtol=1e-12)
-    # and only the first: EP goes on, FedPA stays
+    # and only the first: EP changes further, FedPA does not
     stays = pair_run(DiagonalGaussian, 3, removed=WholePosterior()).posterior
     np.testing.assert_allclose(stays.mean, fedpa.posterior.mean, rtol=1e-12)
     assert np.linalg.norm(np.asarray(pair_run(DiagonalGaussian, 2).posterior.mean) - fedpa.posterior.mean) > 0.01

@@ -108,8 +108,8 @@ class CombiningBlock(BlockPart):
         return self.part.exchange(seed, version, state.method)
 
     def absorb(self, prior: PyTree, state: BlockState, shared: PyTree, updates: ClientUpdate) -> Absorbed:
-        everybody = jnp.asarray(1.0, jnp.result_type(*jax.tree.leaves(state.posterior)))
-        posterior, method = self.part.combine(state.posterior, state.method, shared, updates, everybody)
+        whole = jnp.asarray(1.0, jnp.result_type(*jax.tree.leaves(state.posterior)))
+        posterior, method = self.part.combine(state.posterior, state.method, shared, updates, whole)
         # a gradient that is not finite makes a posterior that is not
         return Absorbed(
             state=BlockState(posterior, None, method),

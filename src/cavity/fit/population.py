@@ -144,9 +144,9 @@ class Streamed(Population):
         return float("inf") if None in sizes else float(sum(size or 0 for size in sizes))
 
     def chunks(self) -> Iterator[Mapping[str, Data]]:
-        everybody = self.source.names
-        for first in range(0, len(everybody), CHUNK):
-            names = everybody[first : first + CHUNK]
+        all_names = self.source.names
+        for first in range(0, len(all_names), CHUNK):
+            names = all_names[first : first + CHUNK]
             yield dict(zip(names, self.source.load(names), strict=True))
 
     def check(self, *, held_by_clients: bool, visit_seconds: Mapping[str, float] | None) -> None:

@@ -68,17 +68,17 @@ def depends_on_others(
         removed: whether to leave rows out too.
     """
     rng = np.random.default_rng(0)
-    everybody = np.arange(num_rows)
+    all_rows = np.arange(num_rows)
     others = []
     if removed and num_rows > 1:
-        others.append(Company(np.sort(rng.choice(everybody, num_rows // 2, replace=False))))
+        others.append(Company(np.sort(rng.choice(all_rows, num_rows // 2, replace=False))))
     num_others = num_rows + NUM_OTHERS
-    places = num_others // 2 + everybody
+    places = num_others // 2 + all_rows
     for apart in (True, False):
-        rows = rng.choice(everybody, num_rows + num_others)
-        rows[places] = rng.permutation(everybody)
+        rows = rng.choice(all_rows, num_rows + num_others)
+        rows[places] = rng.permutation(all_rows)
         others.append(Company(rows, places, seed=int(apart), apart=apart))
-    alone = answers(Company(everybody, apart=True))
+    alone = answers(Company(all_rows, apart=True))
     for company in others:
         for name, found in answers(company).items():
             expected = alone[name][company.rows[company.places]]

@@ -194,8 +194,8 @@ class LocalEngine(Engine):
         messages = [message for message, _ in group]
         names, data = self._buckets[bucket].names, self._buckets[bucket].data
         places = np.array([self._places[message.client][1] for message in messages])
-        everybody = len(places) == len(names) and bool((places == np.arange(len(names))).all())
-        if not everybody:
+        all_in_order = len(places) == len(names) and bool((places == np.arange(len(names))).all())
+        if not all_in_order:
             data = jax.tree.map(lambda leaf: leaf[places], data)
         keys = message_keys(self._seed, messages)
         common, inputs = common_inputs([replace(message, inputs=held[0]) for message, held in group])
