@@ -13,9 +13,6 @@ from cavity.core import Plan, Schedule
 class Asynchronous(Schedule):
     """All idle clients start; the server goes on after one reply. Others may be stale, and still count once."""
 
-    def init(self, names: Sequence[str]) -> PyTree:
-        return None
-
     def next(
         self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
