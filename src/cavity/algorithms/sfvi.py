@@ -29,16 +29,8 @@ from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
 from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
-from cavity.algorithms.structured import (
-    ClientTask,
-    Exchange,
-    LocalState,
-    Starting,
-    StructuredClient,
-    StructuredInference,
-    StructuredServer,
-    structured_inference,
-)
+from cavity.algorithms.structured import ClientTask, Exchange, LocalState, StructuredInference, structured_inference
+from cavity.algorithms.structured_parts import Starting, StructuredClient, StructuredServer
 from cavity.core import Data, Divergence, LatentModel, Loss, Model, RunDefaults, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.core.types import Leaf
@@ -168,7 +160,7 @@ class SFVI(Starting):
 
     @property
     def server(self) -> SFVIServer:
-        return SFVIServer(self.model, self.structured, self.ascent, self.settling)
+        return SFVIServer(structured=self.structured, model=self.model, ascent=self.ascent, settling=self.settling)
 
     @property
     def convergence(self) -> SettlingConvergence:

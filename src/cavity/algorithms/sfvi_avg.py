@@ -33,13 +33,11 @@ from cavity.algorithms.structured import (
     ClientTask,
     Exchange,
     LocalState,
-    Starting,
-    StructuredClient,
     StructuredInference,
-    StructuredServer,
     resized,
     structured_inference,
 )
+from cavity.algorithms.structured_parts import Starting, StructuredClient, StructuredServer
 from cavity.core import Data, Divergence, LatentModel, LocalUnits, Loss, Model, RunDefaults, Solver
 from cavity.core.fields import as_count, as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report

@@ -18,6 +18,17 @@ U = TypeVar("U", bound="UncorrelatedGaussian")
 class UncorrelatedGaussian(Gaussian):
     """A Gaussian family without correlations: one precision per coordinate, or one for all of them."""
 
+    @classmethod
+    def from_moments(cls: type[U], mean: Float[Leaf, " d"], variance: Float[Leaf, ...]) -> U:
+        """The member with this mean, and this variance of each coordinate or of every one."""
+        precision = 1.0 / jnp.asarray(variance)
+        return cls(precision * jnp.asarray(mean), precision)
+
+    @property
+    def is_proper(self) -> Bool[Array, ""]:
+        precision = jnp.asarray(self.precision)
+        return jnp.all((precision > 0) & jnp.isfinite(precision) & jnp.isfinite(self.precision_mean))
+
     @property
     def mean(self) -> Float[Array, " d"]:
         return jnp.asarray(self.precision_mean) / self.precision
@@ -57,12 +68,6 @@ class DiagonalGaussian(UncorrelatedGaussian):
     precision: Float[Leaf, " d"]
 
     @classmethod
-    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
-        """The member with this mean and these variances."""
-        precision = 1.0 / jnp.asarray(variance)
-        return cls(precision * jnp.asarray(mean), precision)
-
-    @classmethod
     def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
         return cls.from_moments(mean, variance)
 
@@ -70,11 +75,6 @@ class DiagonalGaussian(UncorrelatedGaussian):
     def natural(self) -> DiagonalGaussian:
         """The same density in natural parameters: this one."""
         return self
-
-    @property
-    def is_proper(self) -> Bool[Array, ""]:
-        precision = jnp.asarray(self.precision)
-        return jnp.all((precision > 0) & jnp.isfinite(precision) & jnp.isfinite(self.precision_mean))
 
     @property
     def variance(self) -> Float[Array, " d"]:

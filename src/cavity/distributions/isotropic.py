@@ -25,22 +25,12 @@ class IsotropicGaussian(UncorrelatedGaussian):
     precision: Float[Leaf, ""] = eqx.field(converter=jnp.asarray)
 
     @classmethod
-    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, ""]) -> IsotropicGaussian:
-        """The member with this mean and this variance of every coordinate."""
-        precision = 1.0 / jnp.asarray(variance)
-        return cls(precision * jnp.asarray(mean), precision)
-
-    @classmethod
     def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> IsotropicGaussian:
         return cls.from_moments(mean, jnp.mean(jnp.asarray(variance)))
 
     def to_diagonal(self) -> DiagonalGaussian:
         """The same density as a member of the larger family."""
         return DiagonalGaussian(self.precision_mean, jnp.broadcast_to(self.precision, self.precision_mean.shape))
-
-    @property
-    def is_proper(self) -> Bool[Array, ""]:
-        return self.to_diagonal().is_proper
 
     @property
     def variance(self) -> Float[Array, " d"]:

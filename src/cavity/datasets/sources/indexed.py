@@ -93,15 +93,7 @@ class IndexedClients(ClientSource):
 def write_indexed_clients(
     folder: str | os.PathLike[str], clients: Clients, arrays: Sequence[str] = ("x", "y")
 ) -> IndexedClients:
-    """Write all clients to one file per array.
-
-    Args:
-        folder: created if missing.
-        clients: as in `write_client_files`.
-        arrays: as in `write_client_files`.
-
-    Returns:
-        The source.
+    """Write all clients to one file per array. Arguments as in `write_client_files`.
 
     Example: `write_indexed_clients("clients", ((name, load(name)) for name in names))`
     """
