@@ -28,10 +28,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
-from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
+from cavity.algorithms.settling import Settling, SettlingConvergence, Watch
 from cavity.algorithms.structured import ClientTask, Exchange, LocalState, StructuredInference, structured_inference
 from cavity.algorithms.structured_parts import Starting, StructuredClient, StructuredServer
-from cavity.core import Data, Divergence, LatentModel, Loss, Model, RunDefaults, Solver
+from cavity.core import Data, Divergence, LatentModel, Loss, Model, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
@@ -165,11 +165,6 @@ class SFVI(Starting):
     @property
     def convergence(self) -> SettlingConvergence:
         return SettlingConvergence(self.settling, "step", 100)
-
-    @property
-    def defaults(self) -> RunDefaults:
-        rounds = self.settling.planned
-        return RunDefaults(rounds, BLOCK if self.settling.by_itself else block_of(rounds))
 
     def starting_at(self, found: FullGaussian) -> SFVI:
         structured = self.structured.starting_at(found)

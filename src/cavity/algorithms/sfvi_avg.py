@@ -28,7 +28,7 @@ from cavity.aggregation.barycentre import diagonal_barycentre, full_barycentre
 from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
-from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
+from cavity.algorithms.settling import Settling, SettlingConvergence, Watch
 from cavity.algorithms.structured import (
     ClientTask,
     Exchange,
@@ -38,7 +38,7 @@ from cavity.algorithms.structured import (
     structured_inference,
 )
 from cavity.algorithms.structured_parts import Starting, StructuredClient, StructuredServer
-from cavity.core import Data, Divergence, LatentModel, LocalUnits, Loss, Model, RunDefaults, Solver
+from cavity.core import Data, Divergence, LatentModel, LocalUnits, Loss, Model, Solver
 from cavity.core.fields import as_count, as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.core.types import Leaf
@@ -253,11 +253,6 @@ class SFVIAvg(Starting):
     @property
     def convergence(self) -> SettlingConvergence:
         return SettlingConvergence(self.settling, "round", 1)
-
-    @property
-    def defaults(self) -> RunDefaults:
-        rounds = self.settling.planned
-        return RunDefaults(rounds, 1 if self.settling.by_itself else block_of(rounds))
 
     def starting_at(self, found: FullGaussian) -> SFVIAvg:
         structured = self.structured.starting_at(found)

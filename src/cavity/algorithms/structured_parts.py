@@ -10,8 +10,9 @@ from jaxtyping import PyTree
 from cavity.aggregation.combining import CombiningServer
 from cavity.algorithms.bound import Globals
 from cavity.algorithms.pvi import PVI
+from cavity.algorithms.settling import Settling, block_of
 from cavity.algorithms.structured import StructuredInference
-from cavity.core import Algorithm, ClientPart, Data, Declaration, Initialisation
+from cavity.core import Algorithm, ClientPart, Data, Declaration, Initialisation, RunDefaults
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.structured import LocalGaussian
 
@@ -68,12 +69,18 @@ class Starting(Algorithm):
     """A method that can start at a Gaussian of the global latents."""
 
     structured: eqx.AbstractVar[StructuredInference]
+    settling: eqx.AbstractVar[Settling]
     client: eqx.AbstractVar[StructuredClient]
     server: eqx.AbstractVar[StructuredServer]
 
     @property
     def prior(self) -> Globals:
         return self.structured.start
+
+    @property
+    def defaults(self) -> RunDefaults:
+        rounds = self.settling.planned
+        return RunDefaults(rounds, self.settling.multiple if self.settling.by_itself else block_of(rounds))
 
     @property
     def initialisation(self) -> LaplaceFirst | None:
