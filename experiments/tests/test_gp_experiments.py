@@ -101,19 +101,22 @@ WITH_DATA = {
 }
 
 
+def quick_form(name, experiment, directory):
+    result = run(name, experiment, directory=directory, size=Size.QUICK)
+    assert result.complete
+    assert not result.failed
+    return result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_quick_forms(name, tmp_path):
-    result = run(name, EXPERIMENTS[name], directory=tmp_path, size=Size.QUICK)
-    assert result.complete
-    assert not result.failed
+    quick_form(name, EXPERIMENTS[name], tmp_path)
 
 
 @needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_DATA)
 def test_quick_forms_with_data(name, tmp_path):
-    result = run(name, WITH_DATA[name], directory=tmp_path, size=Size.QUICK)
-    assert result.complete
-    assert not result.failed
+    result = quick_form(name, WITH_DATA[name], tmp_path)
     assert all(np.isfinite(row["log_likelihood"]) for row in result.results["visits"])

@@ -33,14 +33,25 @@ logger = logging.getLogger("cavity")
 
 Record = dict[str, Any]
 Observer = Callable[[Record, ServerState], None]
-OnReplies = Callable[[int, int], None]  # called with the visits so far, and how many replies have just come
-Written = Callable[[ServerState], None]  # called with each change, before anything that depends on it is sent
 TOTALS = {"communications", "bytes", "seconds", "virtual_seconds", "compute_seconds"}  # of a whole history
 MAX_IDLE_TURNS = 100  # plus one for each client: turns without an accepted reply before the run stops with an error
 
 
 def _noop(*arguments: object) -> None:
     """Does nothing."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is called within a round.
+
+    Attributes:
+        on_replies: with the visits so far, and how many replies have just come.
+        written: with each change of the server's state, before anything that depends on it is sent.
+    """
+
+    on_replies: Callable[[int, int], None] = _noop
+    written: Callable[[ServerState], None] = _noop
 
 
 @dataclass(frozen=True)
@@ -113,10 +124,11 @@ def run(
         if checkpoint is not None and write_ahead:
             checkpoint(server, history)
 
+    hooks = Hooks(stopwatch.on_replies, written)
     while (reason := stopping.reason(history, algorithm.convergence.settled(server.method))) is None:
         size = min(rounds_per_block, stopping.rounds - len(history)) if schedule.is_synchronous else 1
         stopwatch.begin(len(history), schedule.visits_per_round(len(server.clients)), history[-1:])
-        server, records = run_rounds(algorithm, engine, schedule, server, size, stopwatch.on_replies, written)
+        server, records = run_rounds(algorithm, engine, schedule, server, size, hooks)
         if not records:  # interrupted before the first reply
             continue
         for name, metric in (metrics or {}).items():
@@ -142,8 +154,7 @@ def run_rounds(
     schedule: Schedule,
     server: ServerState,
     num_rounds: int,
-    on_replies: OnReplies = _noop,
-    written: Written = _noop,
+    hooks: Hooks,
 ) -> tuple[ServerState, list[Record]]:
     """Some rounds with nothing due in between: as one block where the engine can, else one after the other.
 
@@ -156,17 +167,11 @@ def run_rounds(
         server, rounds = advanced
         seconds = (time.perf_counter() - began) / max(len(rounds), 1)
         records = _records_of(algorithm, server, rounds, seconds) if len(rounds) else []
-        on_replies(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
+        hooks.on_replies(len(rounds) * len(server.clients), len(rounds) * len(server.clients))
     while len(records) < num_rounds and not engine.interrupted:
         before = len(records) * schedule.visits_per_round(len(server.clients))
-        server, record = run_round(
-            algorithm,
-            engine,
-            schedule,
-            server,
-            lambda visits, new, before=before: on_replies(before + visits, new),
-            written,
-        )
+        counted = replace(hooks, on_replies=lambda visits, new, before=before: hooks.on_replies(before + visits, new))
+        server, record = run_round(algorithm, engine, schedule, server, counted)
         if record is not None:
             records.append(record)
     return server, records
@@ -223,8 +228,7 @@ def run_round(
     engine: Engine,
     schedule: Schedule,
     server: ServerState,
-    on_replies: OnReplies = _noop,
-    written: Written = _noop,
+    hooks: Hooks | None = None,
 ) -> tuple[ServerState, Record | None]:
     """One round, and its record; communications, bytes and seconds are of this round alone.
 
@@ -232,6 +236,7 @@ def run_round(
     A client whose replies are refused again and again is set aside; the record then lists it under `missing`. There is
     no record of a round that was interrupted before its first reply.
     """
+    hooks = Hooks() if hooks is None else hooks
     began, virtual_began, compute_began = time.perf_counter(), engine.virtual_seconds, engine.compute_seconds
     visits, communications, num_bytes, idle_turns, accepted, refused = 0, 0, 0, 0, {}, []
     num_owned, aside = sum(map(is_server_owned, server.names)), server.clients.set_aside
@@ -250,7 +255,7 @@ def run_round(
         plan, state = schedule.next(rng, server.schedule, gaps, idle)
         sent = server.posterior
         server, messages = ledger.dispatch(algorithm, replace(server, schedule=state), plan.start)
-        written(server)
+        hooks.written(server)
         for message in messages:
             engine.submit(message)
         num_bytes += sum(serialization.num_bytes(m.inputs) for m in messages if not is_server_owned(m.client))
@@ -263,7 +268,7 @@ def run_round(
             received += len(replies)
             waiting += replies
             if received < plan.wait and there_is_more:  # replies are absorbed together
-                on_replies(visits + received, len(replies))
+                hooks.on_replies(visits + received, len(replies))
                 continue
             if waiting:
                 # in the order of the plan, whatever the order in which an engine works
@@ -275,8 +280,8 @@ def run_round(
                 refused += outcome.refused
                 num_bytes += sum(serialization.num_bytes(r.update) for r in waiting if not is_server_owned(r.client))
                 waiting = []
-                written(server)
-                on_replies(visits, len(replies))
+                hooks.written(server)
+                hooks.on_replies(visits, len(replies))
                 for name, why in outcome.refused:
                     logger.warning("client %r: its reply to version %d was refused: %s", name, server.version - 1, why)
                     engine.tell(name, why)

@@ -200,16 +200,25 @@ class Product(Entries):
         return prior * product(entries)
 
 
-class PrivateOffset(Algorithm):
-    """Every client has a level b_m of its own, y = b_m + x . theta, which it fits and keeps."""
+class FromPrior(Algorithm):
+    """A method that starts at the model's prior, and whose clients send members of its family."""
 
     model: Model
     solver: Solver
-    damping: Damping
 
     @property
     def prior(self):
         return self.model.prior
+
+    @property
+    def declaration(self):
+        return Declaration(self.prior)
+
+
+class PrivateOffset(FromPrior):
+    """Every client has a level b_m of its own, y = b_m + x . theta, which it fits and keeps."""
+
+    damping: Damping
 
     @property
     def client(self):
@@ -218,10 +227,6 @@ class PrivateOffset(Algorithm):
     @property
     def server(self):
         return EntryServer(Product(self.prior), self.damping)
-
-    @property
-    def declaration(self):
-        return Declaration(self.prior)
 
 
 class OffsetClient(ClientPart):
@@ -300,15 +305,8 @@ def test_what_a_client_keeps_is_in_no_message():
     assert Offset not in serialization.types_in(fit.server)
 
 
-class Pool(Algorithm):
+class Pool(FromPrior):
     """The geometric mean of the clients' own posteriors: a method without entries."""
-
-    model: Model
-    solver: Solver
-
-    @property
-    def prior(self):
-        return self.model.prior
 
     @property
     def client(self):
@@ -317,10 +315,6 @@ class Pool(Algorithm):
     @property
     def server(self):
         return MeanServer()
-
-    @property
-    def declaration(self):
-        return Declaration(self.prior)
 
 
 class AloneClient(ClientPart):

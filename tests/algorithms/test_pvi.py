@@ -369,22 +369,18 @@ def assert_same_dynamics(got, expected):
             assert relative_error(a, b) < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("solver", "pooled"),
+    [(DESCENT, global_descent), (FIXED_POINT, global_fixed_point_iteration)],
+    ids=["gradient", "fixed point"],
+)
 @family_of
 @settings(max_examples=5, deadline=None)
 @given(owner=ownerships(ROWS, 3))
-def test_one_gradient_step_is_global_vi(family, owner):
-    """Property 3.1, whatever the partition."""
+def test_one_step_is_global_vi(solver, pooled, family, owner):
+    """Properties 3.1 and 3.3, whatever the partition."""
     clients = by_weight((FITTED.x, FITTED.y), owner)
-    assert_same_dynamics(dynamics(DESCENT, family, clients), global_descent(family))
-
-
-@family_of
-@settings(max_examples=5, deadline=None)
-@given(owner=ownerships(ROWS, 3))
-def test_one_fixed_point_step_is_global_vi(family, owner):
-    """Property 3.3, whatever the partition."""
-    clients = by_weight((FITTED.x, FITTED.y), owner)
-    assert_same_dynamics(dynamics(FIXED_POINT, family, clients), global_fixed_point_iteration(family))
+    assert_same_dynamics(dynamics(solver, family, clients), pooled(family))
 
 
 def test_global_dynamics_with_clients_of_unequal_size():

@@ -81,10 +81,13 @@ def around(kernel, model, centre, theta, batch):
     return ScoreMatching(kernel).around(model, centre, theta, batch)
 
 
-@model_of
-@kernel_of
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**20), width=st.floats(0.5, 5))
+def random_cases(test):
+    """For every model and kernel, some random rows and widths of the kernel."""
+    some = given(seed=st.integers(0, 2**20), width=st.floats(0.5, 5))(test)
+    return model_of(kernel_of(settings(max_examples=4, deadline=None, derandomize=True)(some)))
+
+
+@random_cases
 def test_the_definition(model, kernel, seed, width):
     data, centre, theta = random_rows(model, seed)
     arguments = KERNELS[kernel](width), MODELS[model], centre, theta, data.batch
@@ -107,10 +110,7 @@ def two_views(kernel, model, centre, theta, data):
     )
 
 
-@model_of
-@kernel_of
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**20), width=st.floats(0.5, 5))
+@random_cases
 def test_a_client_sees_gaussian_rows(model, kernel, seed, width):
     """Whose likelihood differs from the loss by a constant: gradient and Hessian in theta are the same."""
     data, centre, theta = random_rows(model, seed)

@@ -434,8 +434,9 @@ class TestStudies:
         assert simulated.run().converged
         assert not any("are refused" in line for line in simulated.lines)
 
-    def test_more_rows_than_the_study_has_are_refused(self, tmp_path, monkeypatch):
-        """With them no client would accept the scaling; the client is asked until it sends plausible sums."""
+    @staticmethod
+    def with_false_sums(tmp_path, monkeypatch, changed):
+        """A study in which York first sends changed sums, twice, and then its own."""
         simulated, asked = SimulatedStudy(tmp_path, FEDERATED), []
         honest = client.sums
 
@@ -444,31 +445,33 @@ class TestStudies:
             if table is not simulated.tables["york"] or len(asked) >= 2:
                 return found
             asked.append(found)
+            return changed(found)
+
+        monkeypatch.setattr(client, "sums", hostile)
+        return simulated
+
+    def test_more_rows_than_the_study_has_are_refused(self, tmp_path, monkeypatch):
+        """With them no client would accept the scaling; the client is asked until it sends plausible sums."""
+
+        def changed(found):
             times = 10**12 // int(found.num_rows)
             many = (times * found.num_rows, times * found.sum, times * found.sum_of_squares)
             return replace(found, num_rows=np.asarray(many[0]), sum=many[1], sum_of_squares=many[2])
 
-        monkeypatch.setattr(client, "sums", hostile)
+        simulated = self.with_false_sums(tmp_path, monkeypatch, changed)
         fit = simulated.run()
         assert sum("york are refused: the number of rows must be a count" in line for line in simulated.lines) == 2
         assert gap(fit.posterior, simulated.alone()) < 1e-9
 
     def test_absurd_sums_of_one_client_do_not_end_the_server(self, tmp_path, monkeypatch):
         """Sums of numbers near 1e70, without a declared range. They are refused until it sends others."""
-        simulated, asked = SimulatedStudy(tmp_path, FEDERATED), []
-        honest = client.sums
 
-        def hostile(study, table):
-            found = honest(study, table)
-            if table is not simulated.tables["york"] or len(asked) >= 2:
-                return found
-            asked.append(found)
+        def changed(found):
             n = float(found.num_rows)
             return replace(found, sum=np.full(2, 1e70 * n), sum_of_squares=np.full(2, 1e140 * n))
 
-        monkeypatch.setattr(client, "sums", hostile)
+        simulated = self.with_false_sums(tmp_path, monkeypatch, changed)
         fit = simulated.run()
-        assert len(asked) == 2
         assert sum("the sums of york are refused: its values of column 'x'" in line for line in simulated.lines) == 2
         assert gap(fit.posterior, simulated.alone()) < 1e-9
 

@@ -10,7 +10,7 @@ import pytest
 import cavity
 from cavity import ledger
 from cavity.aggregation import Fixed
-from cavity.core import Algorithm, ClientPart, Model, Solution, Solver
+from cavity.core import ClientPart, Solution, Solver
 from cavity.core.client_data import Weighted, prepare_clients
 from cavity.core.messages import ClientState
 from cavity.core.random import name_number
@@ -54,30 +54,12 @@ class Noisy(Solver):
         return Solution(tilted, jnp.zeros(()), jnp.asarray(state[1]), jnp.asarray(True))
 
 
-class Diary(Algorithm):
+class Diary(cavity.PVI):
     """PVI whose clients write down, per row of their data, how often they were asked."""
-
-    inner: cavity.PVI
-    model: Model
-
-    def __init__(self, inner):
-        self.inner, self.model = inner, inner.model
-
-    @property
-    def prior(self):
-        return self.inner.prior
 
     @property
     def client(self):
-        return DiaryClient(self.inner.solver, self.inner.client)
-
-    @property
-    def server(self):
-        return self.inner.server
-
-    @property
-    def declaration(self):
-        return self.inner.declaration
+        return DiaryClient(self.solver, super().client)
 
 
 class DiaryClient(ClientPart):
@@ -98,7 +80,7 @@ ALGORITHMS = {
     "closed form": lambda: cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0)),
     "iterative": lambda: cavity.PVI(cavity.models.logistic_regression(1)),
     "random": lambda: cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0), solver=Noisy()),
-    "with latents": lambda: Diary(cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0))),
+    "with latents": lambda: Diary(cavity.models.linear_regression(1, noise_sd=1.0)),
 }
 
 
@@ -186,11 +168,16 @@ def test_the_engine_does_what_the_ledger_does():
     assert distance(fit.posterior, World(algorithm, clients).undisturbed(clients)) < 1e-9
 
 
-@pytest.mark.parametrize("held_by_clients", [False, True])
-def test_a_repeated_message_gets_the_stored_reply(held_by_clients):
+def one_client_with_latents(held_by_clients):
     algorithm, clients = ALGORITHMS["with latents"](), unequal_clients(1)
     engine = LocalEngine(algorithm, prepare_clients(algorithm.model, clients), held_by_clients=held_by_clients)
     server = ledger.open_ledger(algorithm, list(clients), held_by_clients=held_by_clients)
+    return algorithm, clients, engine, server
+
+
+@pytest.mark.parametrize("held_by_clients", [False, True])
+def test_a_repeated_message_gets_the_stored_reply(held_by_clients):
+    algorithm, clients, engine, server = one_client_with_latents(held_by_clients)
     server, (message,) = ledger.dispatch(algorithm, server, list(clients))
     first = collect(engine, message)
     again = collect(engine, message)
@@ -213,9 +200,7 @@ def collect(engine, *messages):
 
 @pytest.mark.parametrize("held_by_clients", [False, True])
 def test_a_message_that_was_overtaken_changes_nothing(held_by_clients):
-    algorithm, clients = ALGORITHMS["with latents"](), unequal_clients(1)
-    engine = LocalEngine(algorithm, prepare_clients(algorithm.model, clients), held_by_clients=held_by_clients)
-    server = ledger.open_ledger(algorithm, list(clients), held_by_clients=held_by_clients)
+    algorithm, clients, engine, server = one_client_with_latents(held_by_clients)
     server, (late,) = ledger.dispatch(algorithm, server, list(clients))
     server, (message,) = ledger.dispatch(algorithm, server, list(clients))
     (reply,) = collect(engine, message)

@@ -14,6 +14,7 @@ from cavity.study.checks import check
 from cavity.study.disclosure import disclosures
 from cavity.study.run import run_study
 from cavity.study.table import as_table
+from tests.own_models import TEXT
 from tests.studies import FEDERATED, TRIAL, hospitals, patients, trial
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -173,21 +174,8 @@ def test_requirements_on_a_users_own_model(old, new, message):
 @pytest.mark.slow
 @pytest.mark.usefixtures("own")
 def test_a_numpyro_model_with_local_latents():
-    text = """
-        name = "wards"
-        id = "wards"
-        clients = ["a", "b"]
-        [model]
-        function = "own_models:wards"
-        [columns]
-        ward = { type = "text" }
-        dose = { type = "number" }
-        outcome = { type = "number" }
-        [algorithm]
-        method = "sfvi"
-        [run]
-        rounds = 20
-    """
+    text = TEXT.replace("tests.own_models:MODEL", "own_models:wards").replace('["leeds", "york"]', '["a", "b"]')
+    text += '[algorithm]\nmethod = "sfvi"\n[run]\nrounds = 20\n'
     study = parse_study(text)
     rng = np.random.default_rng(0)
     clients = {

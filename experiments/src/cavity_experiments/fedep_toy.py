@@ -53,7 +53,7 @@ from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.models import linear_regression
 from cavity.reporting.plots.style import GUIDE, axes_or_new, colour, figure_of, marker
-from cavity.simulation.block import Federation, run_block
+from cavity.simulation.block import BlockInputs, Federation, run_block
 from cavity.solvers import MomentMatching
 from cavity_experiments.runner import Journal, Size
 
@@ -171,7 +171,8 @@ def posterior_means(algorithm: PVI, data: Data, num_rounds: int) -> Float[Array,
 
     def one_draw(data: Data) -> Float[Array, "rounds d"]:
         def one_round(before: Federation, _: None) -> tuple[Federation, Float[Array, " d"]]:
-            after, _record, num_usable = run_block(algorithm, block, algorithm.prior, before, seed, names, (data,), 1)
+            inputs = BlockInputs(algorithm, block, algorithm.prior, seed, names, (data,))
+            after, _record, num_usable = run_block(inputs, before, 1)
             mean = jnp.where(num_usable == 1, after.state.posterior.mean, jnp.nan)  # a refused round has no distance
             return after, jnp.asarray(mean)
 

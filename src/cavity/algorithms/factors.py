@@ -193,14 +193,23 @@ class FactorClient(ClientPart):
 
 
 class FactorAlgorithm(Algorithm):
-    """A method with one factor per client. The method defines how the server combines prior and factors."""
+    """A method with one factor per client. The method defines how the server combines prior and factors.
 
-    model: eqx.AbstractVar[Model]
-    solver: eqx.AbstractVar[Solver]
-    damping: eqx.AbstractVar[Damping]
-    loss: eqx.AbstractVar[Loss]
-    divergence: eqx.AbstractVar[Divergence]
-    removed: eqx.AbstractVar[Removal]
+    Attributes:
+        model: prior and likelihood; the posterior is of the prior's family.
+        solver: finds the tilted distribution.
+        damping: the server's choice of exponents.
+        loss: what a client minimises in expectation.
+        divergence: how far a client may move from its cavity.
+        removed: what a client removes from the posterior before it refits.
+    """
+
+    model: Model
+    solver: Solver
+    damping: Damping
+    loss: Loss
+    divergence: Divergence
+    removed: Removal
 
     @property
     @abc.abstractmethod

@@ -219,12 +219,6 @@ class FedEP(FactorAlgorithm):
         server_optimiser: of the mean of a round's deltas; None keeps the posterior the product of its entries.
     """
 
-    model: Model
-    solver: Solver
-    damping: Damping
-    loss: Loss
-    divergence: Divergence
-    removed: Removal
     optimiser: Ascent | None
     server_optimiser: Ascent | None
 

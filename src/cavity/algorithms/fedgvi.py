@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from cavity.aggregation.combine import combine
 from cavity.aggregation.damping import Adaptive
-from cavity.algorithms.cavities import OwnFactor, Removal
+from cavity.algorithms.cavities import OwnFactor
 from cavity.algorithms.factors import FactorAlgorithm, check_parts, is_improper
 from cavity.core import Damping, Distribution, Divergence, Entries, LatentModel, Loss, Model, Solver
 from cavity.core.fields import require_kind
@@ -99,13 +99,7 @@ class FedGVI(FactorAlgorithm):
         >>> robust = cavity.FedGVI(model, cavity.losses.Beta(0.5))
     """
 
-    model: Model
-    solver: Solver
-    damping: Damping
-    loss: Loss
-    divergence: Divergence
     server_divergence: Divergence
-    removed: Removal = OwnFactor()
 
     def __init__(
         self,
@@ -128,6 +122,7 @@ class FedGVI(FactorAlgorithm):
         self.model = _with_whole_prior(model, self.loss, self.divergence, self.server_divergence)
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
         self.damping = Adaptive() if damping is None else damping
+        self.removed = OwnFactor()
         check_parts(model, self.loss, self.divergence, self.solver)
         if not self.is_product and is_improper(model.prior):
             raise UnsuitableError(

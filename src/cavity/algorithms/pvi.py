@@ -21,7 +21,7 @@ from __future__ import annotations
 from cavity.aggregation.damping import Adaptive
 from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, Factors, check_parts
-from cavity.core import Damping, Divergence, LatentModel, Loss, Model, Solver
+from cavity.core import Damping, LatentModel, Model, Solver
 from cavity.core.fields import require_kind
 from cavity.divergences.kl import KL
 from cavity.losses.nll import NegativeLogLikelihood
@@ -40,13 +40,6 @@ class PVI(FactorAlgorithm):
         divergence: KL; `FedGVI` takes others.
         removed: what a client removes from the posterior before it refits; its own factor by default.
     """
-
-    model: Model
-    solver: Solver
-    damping: Damping
-    loss: Loss
-    divergence: Divergence
-    removed: Removal
 
     def __init__(
         self,

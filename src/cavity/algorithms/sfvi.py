@@ -25,20 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cavity.aggregation.combining import CombiningServer
 from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import GlobalAxes
-from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
-from cavity.algorithms.structured import (
-    ClientTask,
-    Exchange,
-    LocalState,
-    Starting,
-    StructuredInference,
-    structured_inference,
-)
-from cavity.core import ClientPart, Data, Divergence, LatentModel, Loss, Model, RunDefaults, Solver
+from cavity.algorithms.settling import Settling, SettlingConvergence, Watch
+from cavity.algorithms.structured import ClientTask, Exchange, LocalState, StructuredInference, structured_inference
+from cavity.algorithms.structured_parts import Starting, StructuredClient, StructuredServer
+from cavity.core import Data, Divergence, LatentModel, Loss, Model, Solver
 from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
@@ -167,16 +160,11 @@ class SFVI(Starting):
 
     @property
     def server(self) -> SFVIServer:
-        return SFVIServer(self.model, self.structured, self.ascent, self.settling)
+        return SFVIServer(structured=self.structured, model=self.model, ascent=self.ascent, settling=self.settling)
 
     @property
     def convergence(self) -> SettlingConvergence:
         return SettlingConvergence(self.settling, "step", 100)
-
-    @property
-    def defaults(self) -> RunDefaults:
-        rounds = self.settling.planned
-        return RunDefaults(rounds, BLOCK if self.settling.by_itself else block_of(rounds))
 
     def starting_at(self, found: FullGaussian) -> SFVI:
         structured = self.structured.starting_at(found)
@@ -187,27 +175,15 @@ class SFVI(Starting):
         """K, the importance samples per unit."""
         return self.structured.num_samples
 
-    def adopt(self, q: LocalGaussian, shared: Globals) -> LocalState:
-        """A client's state that starts here."""
-        return self.client.adopt(q, shared)
 
-    def adopt_globals(self, shared: Globals) -> Learner:
-        """The server's own state that starts here."""
-        return self.server.adopt(shared)
-
-
-class SFVIClient(ClientPart):
+class SFVIClient(StructuredClient):
     """The client part: one gradient, and one step on the client's own latents. Attributes as in `SFVI`."""
 
     solver: Solver
     structured: StructuredInference
     ascent: Ascent
 
-    def initial_local(self, data: Data) -> LocalState:
-        return self.adopt(self.structured.initial_q(data), self.structured.start)
-
     def adopt(self, q: LocalGaussian, shared: Globals) -> LocalState:
-        """A client's state that starts here."""
         return jax.tree.map(np.asarray, LocalState(q, self.ascent.init(q), self.structured.own_axes(q, shared.q)))
 
     def problem(self, inputs: ClientInput, local: LocalState, data: Data) -> ClientTask:
@@ -222,16 +198,13 @@ class SFVIClient(ClientPart):
         return ClientUpdate(solution.shared, report), LocalState(q, ascent, local.axes)
 
 
-class SFVIServer(CombiningServer):
+class SFVIServer(StructuredServer):
     """The server part: the clients' gradients and its own, and one step of the optimiser. Attributes as in `SFVI`."""
 
     model: LatentModel
     structured: StructuredInference
     ascent: Ascent
     settling: Settling
-
-    def initial_state(self, num_clients: int) -> Learner:
-        return self.adopt(self.structured.start)
 
     def adopt(self, shared: Globals) -> Learner:
         """The server's own state that starts here."""

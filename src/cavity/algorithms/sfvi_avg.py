@@ -25,21 +25,20 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from cavity.aggregation.barycentre import diagonal_barycentre, full_barycentre
-from cavity.aggregation.combining import CombiningServer
 from cavity.algorithms.ascent import Ascent, AscentState, MakeOptimiser
 from cavity.algorithms.bound import Globals, server_gradient
 from cavity.algorithms.scale_free import AllAxes
-from cavity.algorithms.settling import Settling, SettlingConvergence, Watch, block_of
+from cavity.algorithms.settling import Settling, SettlingConvergence, Watch
 from cavity.algorithms.structured import (
     ClientTask,
     Exchange,
     LocalState,
-    Starting,
     StructuredInference,
     resized,
     structured_inference,
 )
-from cavity.core import ClientPart, Data, Divergence, LatentModel, LocalUnits, Loss, Model, RunDefaults, Solver
+from cavity.algorithms.structured_parts import Starting, StructuredClient, StructuredServer
+from cavity.core import Data, Divergence, LatentModel, LocalUnits, Loss, Model, Solver
 from cavity.core.fields import as_count, as_number, require
 from cavity.core.messages import ClientInput, ClientUpdate, Report
 from cavity.core.types import Leaf
@@ -256,25 +255,12 @@ class SFVIAvg(Starting):
     def convergence(self) -> SettlingConvergence:
         return SettlingConvergence(self.settling, "round", 1)
 
-    @property
-    def defaults(self) -> RunDefaults:
-        rounds = self.settling.planned
-        return RunDefaults(rounds, 1 if self.settling.by_itself else block_of(rounds))
-
     def starting_at(self, found: FullGaussian) -> SFVIAvg:
         structured = self.structured.starting_at(found)
         return eqx.tree_at(lambda a: (a.structured, a.solver.structured), self, (structured, structured))
 
-    def adopt(self, q: LocalGaussian, shared: Globals) -> LocalFitState:
-        """A client's state that starts here."""
-        return self.client.adopt(q, shared)
 
-    def adopt_globals(self, shared: Globals) -> Averages:
-        """The server's own state that starts here."""
-        return self.server.adopt(shared)
-
-
-class AveragingClient(ClientPart):
+class AveragingClient(StructuredClient):
     """The client part: many steps on its own version of the bound. Attributes as in `SFVIAvg`."""
 
     solver: Solver
@@ -283,11 +269,7 @@ class AveragingClient(ClientPart):
     local_steps: Int[Array, ""]
     keeps_optimiser: bool = eqx.field(static=True)
 
-    def initial_local(self, data: Data) -> LocalFitState:
-        return self.adopt(self.structured.initial_q(data), self.structured.start)
-
     def adopt(self, q: LocalGaussian, shared: Globals) -> LocalFitState:
-        """A client's state that starts here."""
         ours, own = self.structured.axes(shared.q), self.structured.own_axes(q, shared.q)
         axes = None if ours is None or own is None else AllAxes(ours, own)
         optimiser, per_unit = (), ()
@@ -321,14 +303,11 @@ class AveragingClient(ClientPart):
         return ClientUpdate(solution.shared, report), kept
 
 
-class AveragingServer(CombiningServer):
+class AveragingServer(StructuredServer):
     """The server part: the barycentre of the clients' q(Z_G), and the mean of their theta."""
 
     structured: StructuredInference
     settling: Settling
-
-    def initial_state(self, num_clients: int) -> Averages:
-        return self.adopt(self.structured.start)
 
     def adopt(self, shared: Globals) -> Averages:
         """The server's own state that starts here."""

@@ -5,7 +5,6 @@ SFVI and SFVI-Avg share this: the client's computation in an exchange, and defau
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from cavity.algorithms.ascent import AscentState
 from cavity.algorithms.bound import Globals, client_gradient, unit_noise
 from cavity.algorithms.pvi import PVI
 from cavity.algorithms.scale_free import GlobalAxes, LocalAxes
-from cavity.core import Algorithm, Data, Declaration, Initialisation, LatentModel, LocalUnits
+from cavity.core import Data, LatentModel, LocalUnits
 from cavity.core.fields import require_kind
 from cavity.core.types import Leaf
 from cavity.distributions.full import FullGaussian
@@ -286,51 +285,6 @@ def structured_inference(
 def _numpyro(model: LatentModel) -> NumpyroModel | None:
     """The model where it is a NumPyro model; None for all others."""
     return model if isinstance(model, NumpyroModel) else None
-
-
-class LaplaceFirst(Initialisation):
-    """Laplace's method for the model without its local latents runs first.
-
-    Attributes:
-        algorithm: that method.
-        then: the method that starts at the result.
-    """
-
-    algorithm: PVI
-    then: Starting
-
-    def data(self, data: Data) -> Data:
-        from cavity.models.mixed.marginal import Marginal
-
-        model = self.algorithm.model
-        assert isinstance(model, Marginal)
-        return model.of(data)
-
-    def start(self, posterior: FullGaussian) -> Algorithm:
-        return self.then.starting_at(posterior)
-
-
-class Starting(Algorithm):
-    """A method that can start at a Gaussian of the global latents."""
-
-    structured: eqx.AbstractVar[StructuredInference]
-
-    @property
-    def prior(self) -> Globals:
-        return self.structured.start
-
-    @property
-    def initialisation(self) -> LaplaceFirst | None:
-        first = self.structured.laplace
-        return None if first is None else LaplaceFirst(first, self)
-
-    @property
-    def declaration(self) -> Declaration:
-        return Declaration(self.prior, gap=False, bound=True)
-
-    @abc.abstractmethod
-    def starting_at(self, found: FullGaussian) -> Algorithm:
-        """The same method, starting at the result of its initialisation."""
 
 
 def dense_family(mean: Array, scale: Array) -> DenseGlobal:

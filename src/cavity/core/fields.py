@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from cavity.core.types import Leaf
-from cavity.errors import CavityError
+from cavity.errors import CavityError, UnsuitableError
 
 Number = float | int | np.number | Leaf  # one number, from Python, numpy or jax
 Count = int | np.integer | Leaf  # one whole number
@@ -78,6 +78,24 @@ def require_kind(value: object, kind: type[T], message: str, error: type[CavityE
     if isinstance(value, kind):
         return value
     raise error(f"{message}, not {type(value).__name__ if isinstance(value, eqx.Module) else repr(value)}")
+
+
+def require_capability(found: T | None, message: str) -> T:
+    """Check that a part has a capability, which it returns as an object, or None.
+
+    Args:
+        found: what the part returned.
+        message: what needs the capability, which part lacks it, and the remedy, for the error.
+
+    Returns:
+        The capability.
+
+    Raises:
+        UnsuitableError: the part lacks it.
+    """
+    if found is None:
+        raise UnsuitableError(message)
+    return found
 
 
 def is_traced(value: Number | Sequence[float]) -> bool:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable, Sequence
 
-import equinox as eqx
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from cavity.core.base_model import BaseModel
 from cavity.core.dataset import Data
 
 
-class LatentModel(eqx.Module):
+class LatentModel(BaseModel):
     """p_theta(Z_G) times the product of p_theta(Z_u, y_u | Z_G) over all units of all clients (SFVI, eqs. 1-3).
 
     Z_G is a flat vector; the local latents of a client are a matrix with one row per unit. A client whose latents
     belong to it as a whole has one unit; a model without local latents has one unit with none. `theta` is learned by
-    maximum likelihood, not inferred.
+    maximum likelihood, not inferred. The names of parameters are those of what `constrain` returns.
     """
 
     @property
@@ -36,11 +36,6 @@ class LatentModel(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def parameter_names(self) -> tuple[str, ...]:
-        """One name per entry of what `constrain` returns, flattened."""
-
-    @property
-    @abc.abstractmethod
     def start(self) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Mean and scale of q(Z_G) before any data."""
 
@@ -57,15 +52,6 @@ class LatentModel(eqx.Module):
         Terms that belong to no unit are added to the first one. Rows are weighted by `data.weight`; units of weight 0
         are padding, and their values are ignored. The key is for models that draw rows themselves.
         """
-
-    @property
-    def has_kinds(self) -> bool:
-        """Whether clients may differ in their columns."""
-        return False
-
-    def server_entries(self) -> dict[str, Data]:
-        """Rows that the server owns: none, since the prior of Z_G is the server's part in any case."""
-        return {}
 
     def alone(self, data: Data) -> LatentModel:
         """The model for the columns of this client alone."""

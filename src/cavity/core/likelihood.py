@@ -59,6 +59,14 @@ class Likelihood(eqx.Module):
         return None
 
 
+class OnePredictor(Likelihood):
+    """A likelihood of one number: K = 1."""
+
+    @property
+    def num_predictors(self) -> int:
+        return 1
+
+
 class ClosedFormMean(Likelihood):
     """Capability: with one uncertain predictor, the expected outcome has a closed form or a good approximation."""
 

@@ -16,6 +16,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
+from cavity.core.base_model import BaseModel
 from cavity.core.dataset import Data, weighted_sum
 from cavity.core.distribution import D, Distribution
 from cavity.core.fields import Number
@@ -46,15 +47,10 @@ class GaussianRows(ConjugateLikelihood[D]):
         """The batch with outcomes y + share (y - f(theta))."""
 
 
-class Model(eqx.Module):
+class Model(BaseModel):
     """A prior and a likelihood of a client's rows. The posterior has the family of the prior."""
 
     prior: eqx.AbstractVar[Distribution]
-
-    @property
-    @abc.abstractmethod
-    def parameter_names(self) -> tuple[str, ...]:
-        """One name per entry of theta (flattened)."""
 
     @abc.abstractmethod
     def log_prob(self, theta: PyTree, data: Data) -> Float[Array, ""]:
@@ -63,23 +59,6 @@ class Model(eqx.Module):
         A row of weight 2 counts as the same row twice, a row of weight 0 as absent: clients are padded with copies of
         their first row at weight 0. The order of rows does not matter.
         """
-
-    @abc.abstractmethod
-    def prepare(self, batch: PyTree) -> PyTree:
-        """One client's raw data as numeric arrays in this model's form.
-
-        Raises:
-            DataError: what is wrong with the data, and the remedy.
-        """
-
-    @property
-    def has_kinds(self) -> bool:
-        """Whether clients may differ in their columns."""
-        return False
-
-    def server_entries(self) -> dict[str, Data]:
-        """The part of the prior outside the family, as rows that the server owns: name -> data. Mostly empty."""
-        return {}
 
     def reported(self, q: Any) -> Any:
         """The distribution q of theta as one of the parameters in the units of the data; q itself by default."""

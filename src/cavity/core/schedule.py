@@ -25,9 +25,9 @@ class Schedule(eqx.Module):
 
     is_synchronous: ClassVar[bool] = False  # every plan is all clients, so that rounds can run as a block
 
-    @abc.abstractmethod
     def init(self, names: Sequence[str]) -> PyTree:
-        """The state before the first plan. Also called when a client joins or leaves."""
+        """The state before the first plan; None for most. Also called when a client joins or leaves."""
+        return None
 
     @abc.abstractmethod
     def next(

@@ -1,8 +1,9 @@
-"""The mean-field Gaussian: a diagonal precision."""
+"""The mean-field Gaussian: a diagonal precision; and what families without correlations share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -11,32 +12,17 @@ from cavity.core.types import Leaf
 from cavity.distributions.full import as_full
 from cavity.distributions.gaussian import Gaussian, rest_without, split, symmetric_kl_terms
 
+U = TypeVar("U", bound="UncorrelatedGaussian")
 
-class DiagonalGaussian(Gaussian):
-    """exp(h . theta - sum_i lambda_i theta_i^2 / 2), with T(theta) = (theta, -theta^2 / 2).
 
-    Attributes:
-        precision_mean: h = lambda mu.
-        precision: lambda, one number per coordinate; not positive for an improper member.
-    """
-
-    precision_mean: Float[Leaf, " d"]
-    precision: Float[Leaf, " d"]
+class UncorrelatedGaussian(Gaussian):
+    """A Gaussian family without correlations: one precision per coordinate, or one for all of them."""
 
     @classmethod
-    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
-        """The member with this mean and these variances."""
+    def from_moments(cls: type[U], mean: Float[Leaf, " d"], variance: Float[Leaf, ...]) -> U:
+        """The member with this mean, and this variance of each coordinate or of every one."""
         precision = 1.0 / jnp.asarray(variance)
         return cls(precision * jnp.asarray(mean), precision)
-
-    @classmethod
-    def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
-        return cls.from_moments(mean, variance)
-
-    @property
-    def natural(self) -> DiagonalGaussian:
-        """The same density in natural parameters: this one."""
-        return self
 
     @property
     def is_proper(self) -> Bool[Array, ""]:
@@ -48,12 +34,51 @@ class DiagonalGaussian(Gaussian):
         return jnp.asarray(self.precision_mean) / self.precision
 
     @property
-    def variance(self) -> Float[Array, " d"]:
-        return 1.0 / jnp.asarray(self.precision)
-
-    @property
     def covariance(self) -> Float[Array, "d d"]:
         return jnp.diag(self.variance)
+
+    @property
+    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
+        return jnp.asarray(self.precision) ** -0.5, None
+
+    @classmethod
+    def from_root(
+        cls: type[U], mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Float[Array, "d d"] | None
+    ) -> U:
+        precision = diagonal**-2
+        return cls(precision * mean, precision)
+
+    def with_mean(self: U, mean: Float[Leaf, " d"]) -> U:
+        return type(self)(self.precision * mean, self.precision)
+
+    def without(self: U, factor: U, least: U) -> U:
+        share, rest = rest_without(self.precision, factor.precision, least.precision)
+        return type(self)(self.precision_mean - share * factor.precision_mean, rest)
+
+
+class DiagonalGaussian(UncorrelatedGaussian):
+    """exp(h . theta - sum_i lambda_i theta_i^2 / 2), with T(theta) = (theta, -theta^2 / 2).
+
+    Attributes:
+        precision_mean: h = lambda mu.
+        precision: lambda, one number per coordinate; not positive for an improper member.
+    """
+
+    precision_mean: Float[Leaf, " d"]
+    precision: Float[Leaf, " d"]
+
+    @classmethod
+    def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> DiagonalGaussian:
+        return cls.from_moments(mean, variance)
+
+    @property
+    def natural(self) -> DiagonalGaussian:
+        """The same density in natural parameters: this one."""
+        return self
+
+    @property
+    def variance(self) -> Float[Array, " d"]:
+        return 1.0 / jnp.asarray(self.precision)
 
     @property
     def precision_matrix(self) -> Float[Leaf, "d d"]:
@@ -71,26 +96,8 @@ class DiagonalGaussian(Gaussian):
     def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
         return theta, -0.5 * theta**2
 
-    def with_mean(self, mean: Float[Leaf, " d"]) -> DiagonalGaussian:
-        return DiagonalGaussian(self.precision * mean, self.precision)
-
     def with_moments_of(self, other: Gaussian) -> DiagonalGaussian:
         return DiagonalGaussian.from_moments(other.mean, other.variance)
-
-    @property
-    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
-        return jnp.asarray(self.precision) ** -0.5, None
-
-    @classmethod
-    def from_root(
-        cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Float[Array, "d d"] | None
-    ) -> DiagonalGaussian:
-        precision = diagonal**-2
-        return cls(precision * mean, precision)
-
-    def without(self, factor: DiagonalGaussian, least: DiagonalGaussian) -> DiagonalGaussian:
-        share, rest = rest_without(self.precision, factor.precision, least.precision)
-        return DiagonalGaussian(self.precision_mean - share * factor.precision_mean, rest)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> DiagonalGaussian:
         diagonal = hessian if hessian.ndim == 1 else jnp.diagonal(hessian)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from cavity.core.types import Leaf
-from cavity.distributions.diagonal import DiagonalGaussian
-from cavity.distributions.gaussian import Gaussian, rest_without
+from cavity.distributions.diagonal import DiagonalGaussian, UncorrelatedGaussian
+from cavity.distributions.gaussian import Gaussian
 
 
-class IsotropicGaussian(Gaussian):
+class IsotropicGaussian(UncorrelatedGaussian):
     """exp(h . theta - lambda |theta|^2 / 2), with T(theta) = (theta, -|theta|^2 / 2).
 
     Attributes:
@@ -25,12 +25,6 @@ class IsotropicGaussian(Gaussian):
     precision: Float[Leaf, ""] = eqx.field(converter=jnp.asarray)
 
     @classmethod
-    def from_moments(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, ""]) -> IsotropicGaussian:
-        """The member with this mean and this variance of every coordinate."""
-        precision = 1.0 / jnp.asarray(variance)
-        return cls(precision * jnp.asarray(mean), precision)
-
-    @classmethod
     def independent(cls, mean: Float[Leaf, " d"], variance: Float[Leaf, " d"]) -> IsotropicGaussian:
         return cls.from_moments(mean, jnp.mean(jnp.asarray(variance)))
 
@@ -39,20 +33,8 @@ class IsotropicGaussian(Gaussian):
         return DiagonalGaussian(self.precision_mean, jnp.broadcast_to(self.precision, self.precision_mean.shape))
 
     @property
-    def is_proper(self) -> Bool[Array, ""]:
-        return self.to_diagonal().is_proper
-
-    @property
-    def mean(self) -> Float[Array, " d"]:
-        return jnp.asarray(self.precision_mean) / self.precision
-
-    @property
     def variance(self) -> Float[Array, " d"]:
         return self.to_diagonal().variance
-
-    @property
-    def covariance(self) -> Float[Array, "d d"]:
-        return jnp.diag(self.variance)
 
     @property
     def precision_matrix(self) -> Float[Leaf, "d d"]:
@@ -69,26 +51,8 @@ class IsotropicGaussian(Gaussian):
     def statistics(self, theta: Float[Array, " d"]) -> tuple[Array, ...]:
         return theta, -0.5 * jnp.sum(theta**2)
 
-    def with_mean(self, mean: Float[Leaf, " d"]) -> IsotropicGaussian:
-        return IsotropicGaussian(self.precision * mean, self.precision)
-
     def with_moments_of(self, other: Gaussian) -> IsotropicGaussian:
         return IsotropicGaussian.from_moments(other.mean, jnp.mean(other.variance))
-
-    @property
-    def root(self) -> tuple[Float[Array, ...], Float[Array, "d d"] | None]:
-        return jnp.asarray(self.precision) ** -0.5, None
-
-    @classmethod
-    def from_root(
-        cls, mean: Float[Array, " d"], diagonal: Float[Array, ...], below: Float[Array, "d d"] | None
-    ) -> IsotropicGaussian:
-        precision = diagonal**-2
-        return cls(precision * mean, precision)
-
-    def without(self, factor: IsotropicGaussian, least: IsotropicGaussian) -> IsotropicGaussian:
-        share, rest = rest_without(self.precision, factor.precision, least.precision)
-        return IsotropicGaussian(self.precision_mean - share * factor.precision_mean, rest)
 
     def site(self, gradient: Float[Array, " d"], hessian: Float[Array, ...]) -> IsotropicGaussian:
         # d/dlambda of -lambda |theta|^2 / 2 depends on the trace, which d coordinates share

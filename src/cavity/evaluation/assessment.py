@@ -37,9 +37,9 @@ class Approximation(abc.ABC):
         """The posterior in the units of the summary's coefficients."""
 
     @property
-    @abc.abstractmethod
     def remedy(self) -> str:
         """What to do where the approximation is not good enough."""
+        return "write the model on a scale on which its posterior is nearer to a Gaussian, or give it a tighter prior"
 
     @abc.abstractmethod
     def draw(self, seed: int, batch: int) -> proposals.Draws:
@@ -70,7 +70,7 @@ class GaussianApproximation(Approximation):
     @property
     def remedy(self) -> str:
         if self.fitted.has_correlations:
-            return BETTER_SCALE
+            return super().remedy
         return "give the model family=FullGaussian, which has correlations"
 
     def draw(self, seed: int, batch: int) -> proposals.Draws:
@@ -106,10 +106,6 @@ class OtherApproximation(Approximation):
     def fitted(self) -> Distribution:
         return self.posterior
 
-    @property
-    def remedy(self) -> str:
-        return BETTER_SCALE
-
     def draw(self, seed: int, batch: int) -> proposals.Draws:
         theta = self.posterior.sample(jax.random.fold_in(jax.random.key(seed), batch), (BATCH,))
         log_q = np.asarray(jax.jit(jax.vmap(self.posterior.log_prob))(theta))
@@ -117,9 +113,6 @@ class OtherApproximation(Approximation):
 
     def in_units(self, theta: PyTree) -> Float[np.ndarray, "s d"]:
         return np.asarray(jax.vmap(lambda one: ravel_pytree(one)[0])(theta))
-
-
-BETTER_SCALE = "write the model on a scale on which its posterior is nearer to a Gaussian, or give it a tighter prior"
 
 
 def approximation(posterior: PyTree, units: Callable[[Gaussian], Gaussian] = lambda q: q) -> Approximation:

@@ -28,9 +28,7 @@ def refine(fit: Fit, rounds: int, tolerance: float, options: Options) -> Fit:
     Returns:
         The refined fit.
     """
-    arguments.check_numbers(
-        rounds=rounds, tolerance=tolerance, rounds_per_block=options.rounds_per_block, chunk=options.chunk
-    )
+    arguments.check_numbers(rounds=rounds, tolerance=tolerance)
     done = len(fit.history)
     return continue_run(fit, Stopping(done + rounds, tolerance, at_least=done + 1), options)
 

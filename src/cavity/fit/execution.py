@@ -10,7 +10,9 @@ from cavity import training
 from cavity.core.messages import ServerState
 from cavity.core.progress import ProgressLine, Watcher
 from cavity.fit import files, method
+from cavity.fit.arguments import check_numbers
 from cavity.fit.fit import Fit
+from cavity.fit.population import EngineOptions
 from cavity.io.checkpoints import RunDirectory
 from cavity.training import Observer, Record, Stopping
 
@@ -41,6 +43,11 @@ class Options:
     chunk: int | None = None
     progress: bool | Watcher = False
 
+    def __post_init__(self) -> None:
+        check_numbers(
+            rounds_per_block=self.rounds_per_block, chunk=self.chunk, checkpoint_seconds=self.checkpoint_seconds
+        )
+
 
 def continue_run(fit: Fit, stopping: Stopping, options: Options) -> Fit:
     """Run further rounds of a fit.
@@ -53,10 +60,8 @@ def continue_run(fit: Fit, stopping: Stopping, options: Options) -> Fit:
     Returns:
         The fit after the last round.
     """
-    population = fit.population("continue")
-    engine = population.engine(
-        fit.algorithm, fit.server, fit.client_states, visit_seconds=options.visit_seconds, chunk=options.chunk
-    )
+    engine_options = EngineOptions(fit.client_states, options.visit_seconds, options.chunk)
+    engine = fit.population("continue").engine(fit.algorithm, fit.server, engine_options)
 
     def after(server: ServerState, history: list[Record], stopped: str) -> Fit:
         return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())

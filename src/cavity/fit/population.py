@@ -16,6 +16,21 @@ from cavity.errors import CavityError
 CHUNK = 256  # clients of a source that are loaded at once where no engine decides
 
 
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine needs besides the algorithm and the server's state; each kind of population uses its own part.
+
+    Attributes:
+        states: what the clients keep, from an earlier run.
+        visit_seconds: virtual seconds per visit, by client.
+        chunk: how many streamed clients are in memory at a time.
+    """
+
+    states: Mapping[str, ClientState] | None = None
+    visit_seconds: Mapping[str, float] | None = None
+    chunk: int | None = None
+
+
 class Population(abc.ABC):
     """All clients of a fit with their data, and the entries that belong to the server."""
 
@@ -51,23 +66,13 @@ class Population(abc.ABC):
         """
 
     @abc.abstractmethod
-    def engine(
-        self,
-        algorithm: Algorithm,
-        server: ServerState,
-        states: Mapping[str, ClientState] | None,
-        *,
-        visit_seconds: Mapping[str, float] | None = None,
-        chunk: int | None = None,
-    ) -> Engine:
+    def engine(self, algorithm: Algorithm, server: ServerState, options: EngineOptions) -> Engine:
         """An engine that runs the clients in this process.
 
         Args:
             algorithm: the algorithm.
             server: the server's state.
-            states: what the clients keep, from an earlier run.
-            visit_seconds: virtual seconds per visit, by client.
-            chunk: how many streamed clients are in memory at a time.
+            options: what else it needs.
 
         Returns:
             The engine; close it after use.
@@ -103,15 +108,7 @@ class InMemory(Population):
         if not all(seconds > 0 for seconds in visit_seconds.values()):
             raise CavityError("visit_seconds must be positive")
 
-    def engine(
-        self,
-        algorithm: Algorithm,
-        server: ServerState,
-        states: Mapping[str, ClientState] | None,
-        *,
-        visit_seconds: Mapping[str, float] | None = None,
-        chunk: int | None = None,
-    ) -> Engine:
+    def engine(self, algorithm: Algorithm, server: ServerState, options: EngineOptions) -> Engine:
         from cavity.simulation.local import LocalEngine  # engines are loaded when a run starts
 
         return LocalEngine(
@@ -119,8 +116,8 @@ class InMemory(Population):
             self.clients,
             seed=server.seed,
             held_by_clients=server.held_by_clients,
-            states=states,
-            seconds=visit_seconds,
+            states=options.states,
+            seconds=options.visit_seconds,
         )
 
 
@@ -157,18 +154,10 @@ class Streamed(Population):
         if visit_seconds is not None:
             raise CavityError("virtual time is for clients whose data are in memory; omit `visit_seconds`")
 
-    def engine(
-        self,
-        algorithm: Algorithm,
-        server: ServerState,
-        states: Mapping[str, ClientState] | None,
-        *,
-        visit_seconds: Mapping[str, float] | None = None,
-        chunk: int | None = None,
-    ) -> Engine:
+    def engine(self, algorithm: Algorithm, server: ServerState, options: EngineOptions) -> Engine:
         from cavity.simulation.streaming import StreamingEngine
 
-        return StreamingEngine(algorithm, self.source, seed=server.seed, chunk=chunk)
+        return StreamingEngine(algorithm, self.source, seed=server.seed, chunk=options.chunk)
 
 
 def prepared(

@@ -71,12 +71,9 @@ def run(
     Raises:
         CavityError: where an argument is not what it should be, or a client's data cannot be used.
     """
-    arguments.check_numbers(
-        rounds=rounds,
-        tolerance=tolerance,
-        rounds_per_block=rounds_per_block,
-        chunk=chunk,
-        checkpoint_seconds=checkpoint_seconds,
+    arguments.check_numbers(rounds=rounds, tolerance=tolerance)
+    options = Options(
+        metrics, observers, directory, checkpoint_seconds, rounds_per_block, visit_seconds, chunk, progress
     )
     fit = prepare(
         algorithm,
@@ -85,9 +82,6 @@ def run(
         seed=seed,
         held_by_clients=held_by_clients,
         visit_seconds=visit_seconds,
-    )
-    options = Options(
-        metrics, observers, directory, checkpoint_seconds, rounds_per_block, visit_seconds, chunk, progress
     )
     return continue_run(fit, Stopping(method.rounds_or_default(fit.algorithm, rounds), tolerance), options)
 
@@ -165,12 +159,9 @@ def resume(
         CavityError: where the checkpoint cannot be read, or the clients are not those of the checkpoint.
     """
     arguments.check_clients(clients)
-    arguments.check_numbers(
-        rounds=rounds,
-        tolerance=tolerance,
-        rounds_per_block=rounds_per_block,
-        chunk=chunk,
-        checkpoint_seconds=checkpoint_seconds,
+    arguments.check_numbers(rounds=rounds, tolerance=tolerance)
+    options = Options(
+        metrics, observers, directory, checkpoint_seconds, rounds_per_block, chunk=chunk, progress=progress
     )
     fit = load(directory, algorithm=algorithm, schedule=schedule, clients=clients)
     if missing := set(fit.server.names) ^ set(fit.population("resume").names):
@@ -179,9 +170,6 @@ def resume(
             "clients, then use fit.join or fit.withdraw"
         )
     stopping = Stopping(method.rounds_or_default(fit.algorithm, rounds), tolerance)
-    options = Options(
-        metrics, observers, directory, checkpoint_seconds, rounds_per_block, chunk=chunk, progress=progress
-    )
     return continue_run(fit, stopping, options)
 
 

@@ -12,26 +12,31 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, OutcomeDraws, PowerIntegral
 from cavity.core.fields import Number
-from cavity.core.likelihood import Outcomes
+from cavity.core.likelihood import OnePredictor, Outcomes
 from cavity.distributions.quadrature import fine_nodes
 
 
-def _check_binary(y: np.ndarray) -> str | None:
-    values = np.unique(y)
-    if not np.isin(values, (0, 1)).all():
-        return f"the outcome takes the values {values[:5].tolist()}; code it as 0 and 1"
-    return None
-
-
-class BernoulliLogit(ClosedFormMean, PowerIntegral, OutcomeDraws):
-    """p(y = 1 | f) = 1 / (1 + exp(-f))."""
+class _Bernoulli(OnePredictor, ClosedFormMean, PowerIntegral, OutcomeDraws):
+    """Outcomes 0 and 1, whatever the function from f to the probability of 1."""
 
     is_discrete: ClassVar[bool] = True
     has_classes: ClassVar[bool] = True
 
-    @property
-    def num_predictors(self) -> int:
-        return 1
+    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
+        return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
+
+    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
+        return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
+
+    def check(self, y: np.ndarray) -> str | None:
+        values = np.unique(y)
+        if not np.isin(values, (0, 1)).all():
+            return f"the outcome takes the values {values[:5].tolist()}; code it as 0 and 1"
+        return None
+
+
+class BernoulliLogit(_Bernoulli):
+    """p(y = 1 | f) = 1 / (1 + exp(-f))."""
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         # y f - log(1 + e^f), without overflow
@@ -50,25 +55,9 @@ class BernoulliLogit(ClosedFormMean, PowerIntegral, OutcomeDraws):
         f = mean[..., None] + jnp.sqrt(variance)[..., None] * jnp.asarray(nodes[:, 0], mean.dtype)
         return jax.nn.sigmoid(f) @ jnp.asarray(weights, mean.dtype)
 
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
-        return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
 
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
-        return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
-
-    def check(self, y: np.ndarray) -> str | None:
-        return _check_binary(y)
-
-
-class BernoulliProbit(ClosedFormMean, PowerIntegral, OutcomeDraws):
+class BernoulliProbit(_Bernoulli):
     """p(y = 1 | f) = Phi(f)."""
-
-    is_discrete: ClassVar[bool] = True
-    has_classes: ClassVar[bool] = True
-
-    @property
-    def num_predictors(self) -> int:
-        return 1
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         return log_ndtr(f[..., 0] * (2.0 * y - 1.0))
@@ -79,12 +68,3 @@ class BernoulliProbit(ClosedFormMean, PowerIntegral, OutcomeDraws):
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         """Phi(mean / sqrt(1 + v)), which is exact."""
         return ndtr(mean / jnp.sqrt(1.0 + variance))
-
-    def log_power_integral(self, f: Float[Array, "*batch k"], power: Number) -> Float[Array, " *batch"]:
-        return jnp.logaddexp(power * self.log_prob(f, 0.0), power * self.log_prob(f, 1.0))
-
-    def draw(self, key: PRNGKeyArray, f: Float[Array, "*batch k"]) -> Array:
-        return jax.random.bernoulli(key, self.mean(f)).astype(f.dtype)
-
-    def check(self, y: np.ndarray) -> str | None:
-        return _check_binary(y)

@@ -11,7 +11,7 @@ from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, ExpectedPower, Likelihood, Noisy, OutcomeDraws, PowerIntegral
 from cavity.core.fields import Number
-from cavity.core.likelihood import Outcomes
+from cavity.core.likelihood import OnePredictor, Outcomes
 from cavity.core.types import Leaf
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
@@ -22,14 +22,10 @@ def _log_power_integral(log_sd: Float[Array, ...], power: Number) -> Float[Array
     return (LOG_TWO_PI + 2.0 * log_sd) * (0.5 * (1.0 - power)) - 0.5 * jnp.log(power)
 
 
-class GaussianNoise(ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws, Noisy):
+class GaussianNoise(OnePredictor, ClosedFormMean, PowerIntegral, ExpectedPower, OutcomeDraws, Noisy):
     """y ~ N(f, noise_sd^2), with known noise."""
 
     noise_sd: Float[Array, ""] = eqx.field(converter=lambda sd: jnp.asarray(sd, float))
-
-    @property
-    def num_predictors(self) -> int:
-        return 1
 
     @property
     def noise_precision(self) -> Float[Array, ""]:

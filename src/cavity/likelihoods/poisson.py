@@ -12,21 +12,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, OutcomeDraws, PowerIntegral
 from cavity.core.fields import Number
-from cavity.core.likelihood import Outcomes
+from cavity.core.likelihood import OnePredictor, Outcomes
 
 _NODES = 256  # number of counts over which powers are summed
 _LARGEST_SUM, _LARGEST_SUM_SINGLE = 1e4, 1e2  # largest rate for the sum, in double and single precision
 _REACH = 9.0  # standard deviations on either side of the rate that the counts span
 
 
-class PoissonLog(ClosedFormMean, PowerIntegral, OutcomeDraws):
+class PoissonLog(OnePredictor, ClosedFormMean, PowerIntegral, OutcomeDraws):
     """y ~ Poisson(exp(f))."""
 
     is_discrete: ClassVar[bool] = True
-
-    @property
-    def num_predictors(self) -> int:
-        return 1
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         return f[..., 0] * y - jnp.exp(f[..., 0]) - gammaln(y + 1.0)

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, Noisy, OutcomeDraws
 from cavity.core.fields import require
-from cavity.core.likelihood import Outcomes
+from cavity.core.likelihood import OnePredictor, Outcomes
 
 
-class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
+class StudentT(OnePredictor, ClosedFormMean, OutcomeDraws, Noisy):
     """y = f + scale * t, with t of `degrees` of freedom, more than one. An outlying row has little influence.
 
     Attributes:
@@ -28,10 +28,6 @@ class StudentT(ClosedFormMean, OutcomeDraws, Noisy):
     def __check_init__(self) -> None:
         require(self.scale, lambda scale: scale > 0, "the scale of a Student t must be positive")
         require(self.degrees, lambda degrees: degrees > 1, "a Student t has a mean with more than 1 degree of freedom")
-
-    @property
-    def num_predictors(self) -> int:
-        return 1
 
     @property
     def noise_precision(self) -> Float[Array, ""]:

@@ -7,8 +7,8 @@ import abc
 from jaxtyping import Array, Float
 
 from cavity.core import Likelihood, PowerIntegral
+from cavity.core.fields import require_capability
 from cavity.core.likelihood import Outcomes
-from cavity.errors import UnsuitableError
 from cavity.losses.predictor import PredictorLoss, name_of
 
 
@@ -34,13 +34,11 @@ class PowerLoss(PredictorLoss):
         self._with_integral(likelihood)
 
     def _with_integral(self, likelihood: Likelihood) -> PowerIntegral:
-        integral = likelihood.power_integral
-        if integral is None:
-            raise UnsuitableError(
-                f"the {type(self).__name__.lower()} loss needs the integral of p^(1 + beta) over outcomes, "
-                f"which {name_of(likelihood)} does not have. Use a likelihood that is a PowerIntegral, or another loss"
-            )
-        return integral
+        return require_capability(
+            likelihood.power_integral,
+            f"the {type(self).__name__.lower()} loss needs the integral of p^(1 + beta) over outcomes, "
+            f"which {name_of(likelihood)} does not have. Use a likelihood that is a PowerIntegral, or another loss",
+        )
 
     def of_predictor(self, likelihood: Likelihood, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         log_power = self.power.astype(f.dtype) * likelihood.log_prob(f, y)

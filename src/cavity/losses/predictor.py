@@ -7,7 +7,7 @@ import abc
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Likelihood, Loss, Model, PredictorModel
-from cavity.errors import UnsuitableError
+from cavity.core.fields import require_capability
 
 
 class PredictorLoss(Loss):
@@ -21,13 +21,11 @@ class PredictorLoss(Loss):
         self.check_likelihood(self._with_predictors(model).likelihood)
 
     def _with_predictors(self, model: Model) -> PredictorModel:
-        found = model.predictor_model
-        if found is None:
-            raise UnsuitableError(
-                f"the loss {type(self).__name__} needs a model with a likelihood of outcomes given predictors; "
-                f"{type(model).__name__} has none. Use a regression, a network, or the negative log likelihood"
-            )
-        return found
+        return require_capability(
+            model.predictor_model,
+            f"the loss {type(self).__name__} needs a model with a likelihood of outcomes given predictors; "
+            f"{type(model).__name__} has none. Use a regression, a network, or the negative log likelihood",
+        )
 
     def __call__(self, model: Model, theta: PyTree, batch: PyTree) -> Float[Array, " n"]:
         found = self._with_predictors(model)

@@ -10,11 +10,20 @@ from jaxtyping import Array, Float, PyTree
 
 from cavity.core import ConjugateLikelihood, Data, RowModel
 from cavity.core.checks import numeric_vector
+from cavity.core.distribution import D
 from cavity.distributions import Beta, Dirichlet, Gamma
 from cavity.errors import DataError
 
 
-class BernoulliShare(RowModel, ConjugateLikelihood[Beta]):
+class _ConjugateModel(RowModel, ConjugateLikelihood[D]):
+    """A model that is its own conjugate likelihood."""
+
+    @property
+    def conjugate(self) -> ConjugateLikelihood:
+        return self
+
+
+class BernoulliShare(_ConjugateModel[Beta]):
     """y in {0, 1} with P(y = 1) = theta, and a Beta prior of shape ()."""
 
     prior: Beta
@@ -22,10 +31,6 @@ class BernoulliShare(RowModel, ConjugateLikelihood[Beta]):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         return ("share",)
-
-    @property
-    def conjugate(self) -> ConjugateLikelihood:
-        return self
 
     def row_log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
         return batch * jnp.log(theta) + (1 - batch) * jnp.log1p(-theta)
@@ -41,7 +46,7 @@ class BernoulliShare(RowModel, ConjugateLikelihood[Beta]):
         return y
 
 
-class PoissonRate(RowModel, ConjugateLikelihood[Gamma]):
+class PoissonRate(_ConjugateModel[Gamma]):
     """Counts y ~ Poisson(theta), and a Gamma prior of shape ()."""
 
     prior: Gamma
@@ -49,10 +54,6 @@ class PoissonRate(RowModel, ConjugateLikelihood[Gamma]):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         return ("rate",)
-
-    @property
-    def conjugate(self) -> ConjugateLikelihood:
-        return self
 
     def row_log_prob(self, theta: Float[Array, ""], batch: PyTree) -> Float[Array, " n"]:
         return batch * jnp.log(theta) - theta - gammaln(batch + 1.0)
@@ -68,7 +69,7 @@ class PoissonRate(RowModel, ConjugateLikelihood[Gamma]):
         return y
 
 
-class CategoricalShares(RowModel, ConjugateLikelihood[Dirichlet]):
+class CategoricalShares(_ConjugateModel[Dirichlet]):
     """Classes y in 0, ..., K-1 with P(y = c) = theta_c, and a Dirichlet prior."""
 
     prior: Dirichlet
@@ -77,10 +78,6 @@ class CategoricalShares(RowModel, ConjugateLikelihood[Dirichlet]):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         return tuple(f"share {c}" for c in range(self.num_classes))
-
-    @property
-    def conjugate(self) -> ConjugateLikelihood:
-        return self
 
     def row_log_prob(self, theta: Float[Array, " k"], batch: PyTree) -> Float[Array, " n"]:
         return jnp.log(theta)[batch]

@@ -16,9 +16,6 @@ class Asynchronous(Schedule):
     A reply may answer an older posterior; it still counts once.
     """
 
-    def init(self, names: Sequence[str]) -> PyTree:
-        return None
-
     def next(
         self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:

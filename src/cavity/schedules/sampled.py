@@ -21,9 +21,6 @@ class SampledCount(Schedule):
         if self.count < 1:
             raise CavityError(f"a round needs at least one client; {self.count} were asked for")
 
-    def init(self, names: Sequence[str]) -> PyTree:
-        return None
-
     def next(
         self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:
@@ -43,9 +40,6 @@ class SampledShare(Schedule):
     def __check_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise CavityError(f"the share of clients lies in (0, 1]; {self.share} does not")
-
-    def init(self, names: Sequence[str]) -> PyTree:
-        return None
 
     def next(
         self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]

@@ -6,6 +6,7 @@ position within a pass.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 
 import equinox as eqx
@@ -20,51 +21,43 @@ class Pass(eqx.Module):
     left: tuple[str, ...] = ()
 
 
-def _visit(order: Sequence[str]) -> tuple[Plan, Pass]:
-    return Plan((order[0],), 1), Pass(tuple(order[1:]))
+class _InTurn(Schedule):
+    """One client per plan, in the order of the pass."""
+
+    @abc.abstractmethod
+    def order(self, rng: np.random.Generator, gaps: Mapping[str, float]) -> Sequence[str]:
+        """The order of a new pass over all clients."""
+
+    def init(self, names: Sequence[str]) -> Pass:
+        return Pass()
+
+    def next(
+        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
+    ) -> tuple[Plan, Pass]:
+        first, *left = state.left or self.order(rng, gaps)
+        return Plan((first,), 1), Pass(tuple(left))
+
+    def visits_per_round(self, num_clients: int) -> int:
+        return num_clients
 
 
-class Sequential(Schedule):
+class Sequential(_InTurn):
     """In the order in which the clients were given."""
 
-    def init(self, names: Sequence[str]) -> Pass:
-        return Pass()
-
-    def next(
-        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
-    ) -> tuple[Plan, Pass]:
-        return _visit(state.left or tuple(gaps))
-
-    def visits_per_round(self, num_clients: int) -> int:
-        return num_clients
+    def order(self, rng: np.random.Generator, gaps: Mapping[str, float]) -> Sequence[str]:
+        return tuple(gaps)
 
 
-class SequentialShuffled(Schedule):
+class SequentialShuffled(_InTurn):
     """In a new random order for each pass."""
 
-    def init(self, names: Sequence[str]) -> Pass:
-        return Pass()
-
-    def next(
-        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
-    ) -> tuple[Plan, Pass]:
+    def order(self, rng: np.random.Generator, gaps: Mapping[str, float]) -> Sequence[str]:
         names = tuple(gaps)
-        return _visit(state.left or tuple(names[i] for i in rng.permutation(len(names))))
-
-    def visits_per_round(self, num_clients: int) -> int:
-        return num_clients
+        return tuple(names[i] for i in rng.permutation(len(names)))
 
 
-class SequentialLargestFirst(Schedule):
+class SequentialLargestFirst(_InTurn):
     """In the order of the last gap, the largest first; clients without a reply before all others."""
 
-    def init(self, names: Sequence[str]) -> Pass:
-        return Pass()
-
-    def next(
-        self, rng: np.random.Generator, state: Pass, gaps: Mapping[str, float], idle: Sequence[str]
-    ) -> tuple[Plan, Pass]:
-        return _visit(state.left or tuple(sorted(gaps, key=lambda name: -gaps[name])))
-
-    def visits_per_round(self, num_clients: int) -> int:
-        return num_clients
+    def order(self, rng: np.random.Generator, gaps: Mapping[str, float]) -> Sequence[str]:
+        return sorted(gaps, key=lambda name: -gaps[name])

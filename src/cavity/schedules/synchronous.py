@@ -16,9 +16,6 @@ class Synchronous(Schedule):
 
     is_synchronous: ClassVar[bool] = True
 
-    def init(self, names: Sequence[str]) -> PyTree:
-        return None
-
     def next(
         self, rng: np.random.Generator, state: PyTree, gaps: Mapping[str, float], idle: Sequence[str]
     ) -> tuple[Plan, PyTree]:

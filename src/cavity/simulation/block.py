@@ -27,17 +27,28 @@ class Federation(eqx.Module):
     local: tuple[PyTree, ...]
 
 
+class BlockInputs(eqx.Module):
+    """What stays the same in all rounds of a block.
+
+    Attributes:
+        algorithm: the algorithm.
+        block: its server part as a traced function.
+        prior: at the server.
+        seed: of the run.
+        names: for every bucket, the numbers of its clients' names.
+        data: for every bucket, its clients' rows, stacked.
+    """
+
+    algorithm: Algorithm
+    block: BlockPart
+    prior: PyTree
+    seed: Array
+    names: tuple[Array, ...]
+    data: tuple[Data, ...]
+
+
 @eqx.filter_jit
-def run_block(
-    algorithm: Algorithm,
-    block: BlockPart,
-    prior: PyTree,
-    start: Federation,
-    seed: Array,
-    names: tuple[Array, ...],
-    data: tuple[Data, ...],
-    num_rounds: int,
-) -> tuple[Federation, BlockRound, Array]:
+def run_block(inputs: BlockInputs, start: Federation, num_rounds: int) -> tuple[Federation, BlockRound, Array]:
     """`num_rounds` rounds.
 
     Returns:
@@ -48,7 +59,7 @@ def run_block(
 
     def one(carry: tuple[Federation, Array], _: None) -> tuple[tuple[Federation, Array], tuple[BlockRound, Array]]:
         before, clean = carry
-        new, record, usable = _round(algorithm, block, prior, before, seed, names, data)
+        new, record, usable = _round(inputs, before)
         clean = clean & usable & _is_finite(new.local)
         kept = jax.tree.map(lambda new, old: jnp.where(clean, jnp.asarray(new, old.dtype), old), new, before)
         return (kept, clean), (record, clean)
@@ -57,16 +68,9 @@ def run_block(
     return end, records, jnp.sum(clean)
 
 
-def _round(
-    algorithm: Algorithm,
-    block: BlockPart,
-    prior: PyTree,
-    before: Federation,
-    seed: Array,
-    names: tuple[Array, ...],
-    data: tuple[Data, ...],
-) -> tuple[Federation, BlockRound, Array]:
+def _round(inputs: BlockInputs, before: Federation) -> tuple[Federation, BlockRound, Array]:
     """One round, its record, and whether every reply of it could be used."""
+    algorithm, block, seed = inputs.algorithm, inputs.block, inputs.seed
     shared = block.shared(seed, jnp.asarray(before.version), before.state)
     common = in_own_precision(algorithm, ClientInput(before.state.posterior, None, shared))
 
@@ -79,9 +83,9 @@ def _round(
         return update, kept
 
     updates, local, sequences, first = [], [], [], 0
-    for bucket, rows in enumerate(data):
+    for bucket, rows in enumerate(inputs.data):
         sequence = jnp.asarray(before.sequences[bucket]) + 1
-        keys = client_keys(seed, jnp.full_like(sequence, before.version), sequence, names[bucket])
+        keys = client_keys(seed, jnp.full_like(sequence, before.version), sequence, inputs.names[bucket])
         entries = jax.tree.map(lambda leaf: leaf[first : first + len(sequence)], before.state.entries)  # noqa: B023
         update, kept = each_client(one, None, (algorithm, common), keys, entries, before.local[bucket], rows)
         updates.append(update)
@@ -89,7 +93,7 @@ def _round(
         sequences.append(sequence)
         first += len(sequence)
     stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *updates)
-    absorbed = block.absorb(prior, before.state, shared, stacked)
+    absorbed = block.absorb(inputs.prior, before.state, shared, stacked)
     record = BlockRound(stacked.report.gap, absorbed.exponents, absorbed.bound, stacked.report)
     after = Federation(absorbed.state, before.version + 1, tuple(sequences), tuple(local))
     return after, record, absorbed.usable

@@ -33,7 +33,7 @@ from cavity.core.messages import (
 )
 from cavity.core.random import name_number
 from cavity.ledger import client as client_ledger
-from cavity.simulation.block import Federation, run_block
+from cavity.simulation.block import BlockInputs, Federation, run_block
 from cavity.simulation.drive import (
     Work,
     common_inputs,
@@ -136,7 +136,7 @@ class LocalEngine(Engine):
         # on one device: communication between devices after every round would cost more than it saves
         data = tuple(jax.device_put(bucket.data, self._mesh.devices[0]) for bucket in self._buckets)
         seed = jnp.asarray(self._seed, jnp.uint32)
-        run = run_block(self._traced, block, prior, start, seed, numbers, data, num_rounds)
+        run = run_block(BlockInputs(self._traced, block, prior, seed, numbers, data), start, num_rounds)
         end, rounds, num_done = jax.tree.map(np.asarray, run)
         if num_done == 0:
             return server, []

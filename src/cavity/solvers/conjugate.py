@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from cavity.core import ConjugateLikelihood, Distribution, Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import Count
 from cavity.errors import UnsuitableError
+from cavity.solvers.requirements import require_likelihood_and_kl
 
 
 class ConjugateState(eqx.Module):
@@ -33,12 +34,7 @@ class Conjugate(Solver):
 
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         _conjugate(model)
-        if loss.likelihood_power is None or divergence.kl_weight is None:
-            raise UnsuitableError(
-                "the conjugate solver needs the negative log likelihood (tempered or not) or score matching, and KL "
-                f"(weighted or not), not {type(loss).__name__} and {type(divergence).__name__}; use NaturalGradient "
-                "for other losses, LBFGS or Gradient for other divergences"
-            )
+        require_likelihood_and_kl(loss, divergence, "the conjugate solver", "NaturalGradient")
 
     def steps_for(self, num_rows: Count) -> int:
         return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from cavity.core import Divergence, LinearModel, Model
+from cavity.core import Divergence, LinearModel, Loss, Model
+from cavity.core.fields import require_capability
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import UnsuitableError
 
@@ -40,15 +41,30 @@ def require_multiple_of_kl(divergence: Divergence, solver: str) -> None:
         )
 
 
+def require_likelihood_and_kl(loss: Loss, divergence: Divergence, solver: str, others: str) -> None:
+    """Raise UnsuitableError unless the loss is a power of the likelihood, and the divergence a multiple of KL.
+
+    Args:
+        loss: what the client minimises.
+        divergence: from its cavity.
+        solver: the name of the solver, for the message.
+        others: the solver that can handle other losses.
+    """
+    if loss.likelihood_power is None or divergence.kl_weight is None:
+        raise UnsuitableError(
+            f"{solver} needs the negative log likelihood (tempered or not) or score matching, and KL (weighted or "
+            f"not), not {type(loss).__name__} and {type(divergence).__name__}; use {others} for other losses, LBFGS or "
+            "Gradient for other divergences"
+        )
+
+
 def require_linear(model: Model) -> LinearModel:
     """The model, which must have linear predictors."""
-    linear = model.linear_model
-    if linear is None:
-        raise UnsuitableError(
-            f"quadrature over the predictor needs a model with a linear predictor; {type(model).__name__} "
-            "has none. Use ThetaNodes, or leave the choice to the solver"
-        )
-    return linear
+    return require_capability(
+        model.linear_model,
+        f"quadrature over the predictor needs a model with a linear predictor; {type(model).__name__} "
+        "has none. Use ThetaNodes, or leave the choice to the solver",
+    )
 
 
 def check_batches(model: Model, batch_size: int | None) -> None:

@@ -73,9 +73,7 @@ class ClientFiles(ClientSource):
 
 
 def write_client_files(
-    folder: str | os.PathLike[str],
-    clients: Clients,
-    arrays: Sequence[str] = ("x", "y"),
+    folder: str | os.PathLike[str], clients: Clients, arrays: Sequence[str] = ("x", "y")
 ) -> ClientFiles:
     """Write each client to a file of its own.
 

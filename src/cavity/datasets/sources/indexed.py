@@ -91,19 +91,9 @@ class IndexedClients(ClientSource):
 
 
 def write_indexed_clients(
-    folder: str | os.PathLike[str],
-    clients: Clients,
-    arrays: Sequence[str] = ("x", "y"),
+    folder: str | os.PathLike[str], clients: Clients, arrays: Sequence[str] = ("x", "y")
 ) -> IndexedClients:
-    """Write all clients to one file per array.
-
-    Args:
-        folder: created if missing.
-        clients: a mapping from name to data, or an iterable of such pairs, of which one is held in memory at a time.
-        arrays: names of the arrays of a client, in their order.
-
-    Returns:
-        The source that reads these files.
+    """Write all clients to one file per array. Arguments as in `write_client_files`.
 
     Example: `write_indexed_clients("clients", ((name, load(name)) for name in names))`
     """

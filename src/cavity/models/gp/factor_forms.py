@@ -37,6 +37,37 @@ TWIN = 1e-10  # the squared distance below which two rows have the same inputs
 FIRST_STEPS = 50  # to the sites that a factor starts with
 
 
+class FactorProblem(eqx.Module):
+    """What a client's factor is found from, at given inducing inputs and hyperparameters.
+
+    Attributes:
+        inducing: the inducing inputs with their kernel.
+        cavity: the other clients' factors.
+        likelihood: of the rows.
+        data: the client's rows.
+    """
+
+    inducing: Inducing
+    cavity: Observations
+    likelihood: Likelihood
+    data: Data
+
+    def sites(self, factor: Observations) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Precision and shift of each row's own site, weighted, at the q(v) of cavity and factor."""
+        x, y = self.data.batch
+        inducing = self.inducing
+        mean, variance = inducing.marginals(inducing.with_factor(inducing.values(self.cavity), factor), x)
+        weight = jnp.asarray(self.data.weight) / inducing.unit
+        precision, shift = sites(self.likelihood, mean, variance, y)
+        return weight * precision, weight * shift
+
+    def target(self, factor: Observations) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
+        """(P, g), the sums of the rows' sites."""
+        precision, shift = self.sites(factor)
+        a = self.inducing.features(self.data.batch[0])
+        return a.T @ (precision[:, None] * a), a.T @ shift
+
+
 class FactorForm(eqx.Module):
     """The form of a client's factor."""
 
@@ -59,15 +90,7 @@ class FactorForm(eqx.Module):
         """Why a client with so few rows cannot have such a factor (and the remedy), or None."""
         return None
 
-    def improved(
-        self,
-        inducing: Inducing,
-        cavity: Observations,
-        coordinates: PyTree,
-        likelihood: Likelihood,
-        data: Data,
-        rate: Number,
-    ) -> PyTree:
+    def improved(self, problem: FactorProblem, coordinates: PyTree, rate: Number) -> PyTree:
         """The coordinates after a step of this rate to the optimum given Z; unchanged if it has no closed form."""
         return coordinates
 
@@ -168,20 +191,12 @@ class Decoupled(FactorForm):
         precision = jax.lax.stop_gradient(coordinates.used) * jnp.exp(coordinates.log_precision)
         return PseudoObservations(coordinates.inputs[None], (precision * coordinates.outcomes)[None], precision[None])
 
-    def improved(
-        self,
-        inducing: Inducing,
-        cavity: Observations,
-        coordinates: PyTree,
-        likelihood: Likelihood,
-        data: Data,
-        rate: Number,
-    ) -> PyTree:
+    def improved(self, problem: FactorProblem, coordinates: PyTree, rate: Number) -> PyTree:
         if not self.full:
             return coordinates
-        precision, shift = _target(inducing, cavity, coordinates, likelihood, data)
+        inducing, (precision, shift) = problem.inducing, problem.target(coordinates)
         # S^-1 = B' P B and S^-1 m = B' g with B = (A' A)^-1 A', so that A' S^-1 A = P where A has full rank
-        a = self._used(data)[0][:, None] * inducing.features(coordinates.inputs[0])
+        a = self._used(problem.data)[0][:, None] * inducing.features(coordinates.inputs[0])
         gram = a.T @ a
         ridge = RIDGE * jnp.trace(gram) * jnp.eye(gram.shape[0], dtype=gram.dtype)
         b = jnp.linalg.solve(gram + ridge, a.T)
@@ -217,21 +232,10 @@ class OwnRows(FactorForm):
     def factor(self, coordinates: PseudoObservations) -> PseudoObservations:
         return jax.lax.stop_gradient(coordinates)
 
-    def improved(
-        self,
-        inducing: Inducing,
-        cavity: Observations,
-        coordinates: PseudoObservations,
-        likelihood: Likelihood,
-        data: Data,
-        rate: Number,
-    ) -> PseudoObservations:
-        x, y = data.batch
-        mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), coordinates), x)
-        weight = jnp.asarray(data.weight) / inducing.unit
-        precision, shift = (weight * site for site in sites(likelihood, mean, variance, y))
-        room = jnp.arange(self.size) < data.num_rows
-        places = jnp.minimum(jnp.arange(self.size), len(x) - 1)
+    def improved(self, problem: FactorProblem, coordinates: PseudoObservations, rate: Number) -> PseudoObservations:
+        precision, shift = problem.sites(coordinates)
+        room = jnp.arange(self.size) < problem.data.num_rows
+        places = jnp.minimum(jnp.arange(self.size), len(shift) - 1)
         found = [jnp.where(room, column[places], 0.0)[None] for column in (shift, precision)]
         return _on_the_way(coordinates, PseudoObservations(coordinates.inputs, *found), rate)
 
@@ -255,18 +259,10 @@ class Coupled(FactorForm):
     def factor(self, coordinates: CoupledObservations) -> CoupledObservations:
         return jax.lax.stop_gradient(coordinates)
 
-    def improved(
-        self,
-        inducing: Inducing,
-        cavity: Observations,
-        coordinates: CoupledObservations,
-        likelihood: Likelihood,
-        data: Data,
-        rate: Number,
-    ) -> CoupledObservations:
-        precision, shift = _target(inducing, cavity, coordinates, likelihood, data)
+    def improved(self, problem: FactorProblem, coordinates: CoupledObservations, rate: Number) -> CoupledObservations:
+        root, (precision, shift) = problem.inducing.root, problem.target(coordinates)
         # u = L v, so S^-1 = L^-T P L^-1 and S^-1 m = L^-T g
-        back = lambda right: solve_triangular(inducing.root, right, lower=True, trans=1)  # noqa: E731
+        back = lambda right: solve_triangular(root, right, lower=True, trans=1)  # noqa: E731
         found = CoupledObservations(back(shift), back(back(precision).T))
         return _on_the_way(coordinates, found, rate)
 
@@ -289,15 +285,3 @@ def _row_by_row(likelihood: Likelihood, y: Float[Array, " n"]) -> tuple[Float[Ar
 
 def _on_the_way(here: PyTree, there: PyTree, rate: Number) -> PyTree:
     return jax.tree.map(lambda here, there: here + rate * (there - here), here, there)
-
-
-def _target(
-    inducing: Inducing, cavity: Observations, factor: Observations, likelihood: Likelihood, data: Data
-) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
-    """(P, g) of the rows' sites, at the q(v) of cavity and factor."""
-    x, y = data.batch
-    mean, variance = inducing.marginals(inducing.with_factor(inducing.values(cavity), factor), x)
-    weight = jnp.asarray(data.weight) / inducing.unit
-    precision, shift = (weight * site for site in sites(likelihood, mean, variance, y))
-    a = inducing.features(x)
-    return a.T @ (precision[:, None] * a), a.T @ shift

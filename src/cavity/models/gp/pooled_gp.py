@@ -21,7 +21,7 @@ from cavity.core.fields import Number
 from cavity.distributions.hierarchical import Hierarchical, certain
 from cavity.distributions.pseudo import PseudoObservations
 from cavity.likelihoods.gaussian import GaussianNoise, known_noise
-from cavity.models.gp.factor_forms import OwnRows
+from cavity.models.gp.factor_forms import FactorProblem, OwnRows
 from cavity.models.gp.inducing import NATURAL_RATE
 from cavity.models.gp.sparse_gp import SparseGP
 
@@ -109,7 +109,7 @@ def _by_adam(model: SparseGP, x: Array, y: Array, num_steps: int) -> Found:
     def step(carry: Carry, _: None) -> tuple[Carry, None]:
         phi, rows, memory = carry
         inducing, likelihood = model.at(phi)
-        rows = form.improved(inducing, nothing, rows, likelihood, data, NATURAL_RATE)
+        rows = form.improved(FactorProblem(inducing, nothing, likelihood, data), rows, NATURAL_RATE)
         gradient = jax.grad(lambda phi: -model.bound(phi, nothing, rows, data) - _log_prior(model, phi))(phi)
         updates, memory = optimiser.update(gradient, memory)
         return (jax.tree.map(jnp.add, phi, updates), rows, memory), None

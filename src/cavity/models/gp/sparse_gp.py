@@ -36,7 +36,7 @@ from cavity.errors import CavityError, DataError
 from cavity.likelihoods import GaussianNoise
 from cavity.likelihoods.gaussian import known_noise
 from cavity.models.function_prediction import DRAWS, FunctionPrediction
-from cavity.models.gp.factor_forms import Decoupled, FactorForm
+from cavity.models.gp.factor_forms import Decoupled, FactorForm, FactorProblem
 from cavity.models.gp.inducing import NATURAL_RATE, Inducing, Values, expected_log_prob
 
 JITTER = 1e-6
@@ -111,10 +111,20 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     def bound(
         self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
     ) -> Float[Array, ""]:
+        _, others, values, fit = self._fitted(phi, cavity, conditional, data)
+        return fit - values.kl(others)
+
+    def _fitted(
+        self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
+    ) -> tuple[Inducing, Values, Values, Float[Array, ""]]:
+        """The inducing inputs; q(u) of the cavity, and with the client's factor; and E[log p(y_k | f)] under it."""
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
         values = inducing.with_factor(others, conditional)
-        return _expected_fit(inducing, likelihood, values, data) - values.kl(others)
+        x, y = data.batch
+        mean, variance = inducing.marginals(values, x)
+        fit = jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
+        return inducing, others, values, fit
 
     @property
     def has_surrogate_factors(self) -> bool:
@@ -123,23 +133,19 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     def whole(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
-        inducing, likelihood = self.at(phi)
-        others = inducing.values(cavity)
-        values = inducing.with_factor(others, conditional)
+        inducing, others, values, fit = self._fitted(phi, cavity, conditional, data)
         # E[log p(y_k | f)] + sum over the others of E[log t_j] - KL(q(u) : p(u)): the cavity keeps its normaliser
         prior_precision = jnp.eye(len(inducing.root), dtype=phi.dtype)
         known = others.log_partition + inducing.beyond(cavity, others.precision - prior_precision)
-        return _expected_fit(inducing, likelihood, values, data) - values.kl(others) + known
+        return fit - values.kl(others) + known
 
     def surrogate_residual(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
-        inducing, likelihood = self.at(phi)
-        others = inducing.values(cavity)
-        values = inducing.with_factor(others, conditional)
+        inducing, others, values, fit = self._fitted(phi, cavity, conditional, data)
         # E[log p(y_k | f)] - E[log t_k]
         represented = values.expected_factor(others) + inducing.beyond(conditional, values.precision - others.precision)
-        return _expected_fit(inducing, likelihood, values, data) - represented
+        return fit - represented
 
     def moved(
         self, phi: Float[Array, " d"], before: Observations, cavity: Observations, conditional: Observations
@@ -154,7 +160,7 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
         if known_noise(likelihood) is None:
             # a full first step would overshoot, and later small steps would correct this slowly
             rate = jnp.full_like(rate, NATURAL_RATE)
-        return self.form.improved(inducing, cavity, coordinates, likelihood, data, rate)
+        return self.form.improved(FactorProblem(inducing, cavity, likelihood, data), coordinates, rate)
 
     @property
     def improves_on_all_rows(self) -> bool:
@@ -231,13 +237,6 @@ def _predict(
 
     draws = posterior.shared.sample(key, (num_draws,))
     return FunctionPrediction(*jax.lax.map(one, draws))
-
-
-def _expected_fit(inducing: Inducing, likelihood: Likelihood, values: Values, data: Data) -> Float[Array, ""]:
-    """E[log p(y_k | f)]."""
-    x, y = data.batch
-    mean, variance = inducing.marginals(values, x)
-    return jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
 
 
 def sparse_gp(

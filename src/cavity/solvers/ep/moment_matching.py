@@ -32,7 +32,7 @@ from cavity.distributions.full import FullGaussian, as_full
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.isotropic import IsotropicGaussian
 from cavity.errors import UnsuitableError
-from cavity.solvers.requirements import require_family
+from cavity.solvers.requirements import require_family, require_likelihood_and_kl
 
 
 class MomentMatchingState(eqx.Module):
@@ -67,12 +67,7 @@ class MomentMatching(Solver):
     def check(self, model: Model, loss: Loss, divergence: Divergence) -> None:
         _gaussian_rows(model)
         require_family(model, "moment matching", Gaussian)
-        if loss.likelihood_power is None or divergence.kl_weight is None:
-            raise UnsuitableError(
-                "moment matching needs the negative log likelihood (tempered or not) or score matching, and KL "
-                f"(weighted or not), not {type(loss).__name__} and {type(divergence).__name__}; use PowerEP for other "
-                "losses, LBFGS or Gradient for other divergences"
-            )
+        require_likelihood_and_kl(loss, divergence, "moment matching", "PowerEP")
 
     def steps_for(self, num_rows: Count) -> int:
         return 0
