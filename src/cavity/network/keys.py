@@ -5,8 +5,8 @@
     clients/NAME/     for that client: its private key, the authority's and the server's certificates
 
 With TLS no third party can read the traffic, and without a registered key none can connect. Both sides also sign what
-they send (`cavity.network.protocol`), since other processes on the server's machine can start runs at Flower's
-SuperLink.
+they send, since other processes on the server's machine can start runs at Flower's SuperLink. The signature of a
+message is checked in `cavity.network.protocol.decode`, by a function from here (`server_verifier`, `client_verifier`).
 """
 
 from __future__ import annotations
