@@ -1,4 +1,4 @@
-"""Methods with one factor per client: what PVI and its generalisations share.
+"""Methods with one factor per client: the client's update that PVI and its generalisations share (`FactorClient`).
 
     cavity = posterior / factor
     tilted = argmin over q of E_q[loss on my data] + divergence(q : cavity)

@@ -1,6 +1,9 @@
 """Partitioned variational inference (Ashman et al., 2022), Algorithm 1.
 
-| paper | here |
+This file chooses the parts. The client's update is `FactorClient` in `factors.py`, with the step that removes the
+client's factor in `cavities.py` (`OwnFactor`); the server's is `EntryServer` in `cavity.aggregation.entries`.
+
+| paper | in `FactorClient` |
 | --- | --- |
 | q^(i-1) | `inputs.posterior` |
 | t_k^(i-1) | `inputs.entry`, this client's factor |

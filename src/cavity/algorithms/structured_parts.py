@@ -22,7 +22,7 @@ class LaplaceFirst(Initialisation):
 
     Attributes:
         algorithm: that method.
-        then: the method that starts at what was found.
+        then: the method that starts at the result.
     """
 
     algorithm: PVI

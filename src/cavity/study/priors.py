@@ -1,4 +1,7 @@
-"""The prior of a regression: what a study may choose, and the scales where it does not.
+"""The prior of a regression in study files and `cavity.regression`: what may be chosen, and the default scales.
+
+Models that are built in Python (`cavity.models.logistic_regression`) have a default of their own, the argument
+`prior_scale` in `cavity.models.glm.regression`: they do not know the scales of the data.
 
 The priors are on scaled columns and, for families that scale the outcome (gaussian), on a scaled outcome, as in
 rstanarm and bambi. With m and s for mean and standard deviation,
