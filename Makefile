@@ -21,8 +21,9 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
+# With types and shapes of arrays checked at every call.
 test-slow: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow --jaxtyping-packages=cavity,cavity_experiments,beartype.beartype
 
 lint: install
 	$(BIN)/ruff check .

@@ -8,6 +8,11 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; it is read when JAX loads LAPACK
+# Programs are compiled once for all workers, for the processes that tests start, and for later runs.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache"))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA comments on every program that it loads from there
 
 import jax
 import pytest

@@ -12,6 +12,7 @@ from cavity.models import bag_of_words
 from cavity.schedules import SampledCount
 from cavity.solvers import SGMCMC, ScaledIdentity, SGDIterates
 from cavity_experiments import scale_run
+from tests.marks import thorough
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ def test_made_texts_suit_the_model(method):
         assert (tags >= 0).sum(axis=1).min() >= 3
 
 
+@thorough
 def test_rounds_learn_and_do_not_depend_on_the_chunk(method):
     options = {"schedule": SampledCount(4), "rounds": 15, "tolerance": 0.0}
     fit = cavity.run(method, source(40), chunk=4, **options)

@@ -64,6 +64,7 @@ def test_methods_by_their_names(name, kind, spread):
         assert float(method.num_rows) == 90
 
 
+@thorough
 def test_probabilities_are_those_of_fit_predict():
     model, (x, y) = tiny_model(), tiny_images(40, 0)
     clients = {f"client {i}": (x[i::4], y[i::4]) for i in range(4)}
@@ -183,6 +184,7 @@ def test_no_drawing_is_used_twice():
 
 
 @needs_data
+@thorough
 def test_the_federations_hold_out_what_they_say():
     task = fedep_images.federation(0, fedep_images.SETTING, num_images=6_000)
     sizes = [len(y) for _, y in task.clients.values()]

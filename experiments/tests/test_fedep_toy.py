@@ -6,6 +6,7 @@ import pytest
 from cavity_experiments import fedep_toy as toy
 from cavity_experiments import runner
 from cavity_experiments.runner import Size
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -38,6 +39,7 @@ def paths(drawn):
     return {name: np.asarray(toy.posterior_means(method, drawn[2], 30)) for name, method in toy.methods().items()}
 
 
+@thorough
 def test_all_draws_at_once_are_ep_one_by_one(drawn, paths):
     precisions, means, _ = drawn
     for i in range(20):
@@ -86,6 +88,7 @@ def test_ep_converges_at_the_derived_rate():
     np.testing.assert_allclose((errors[60] / errors[20]) ** (1 / 20), rate, rtol=0.01)
 
 
+@thorough
 def test_the_command_writes_table_checks_and_pictures(tmp_path):
     pytest.importorskip("matplotlib")
     result = runner.run("fedep-toy", toy.fedep_toy, directory=tmp_path, size=Size.QUICK)

@@ -10,7 +10,7 @@ from cavity_experiments.gp_methods import CPO, DPO, FIXED, POOLED, Setting, form
 from cavity_experiments.runner import Journal, Size, run
 from cavity_experiments.sgp_synthetic import sgp_synthetic
 from cavity_experiments.sgp_weather import sgp_weather
-from tests.marks import needs_data
+from tests.marks import needs_data, thorough
 
 SYNTHETIC = gp_data.synthetic_1d(0)
 TINY = Setting(num_inducing=12, central_steps=40, num_draws=5)
@@ -26,6 +26,7 @@ def test_methods_are_the_documented_choices():
     np.testing.assert_array_equal(models[DPO].inducing, models[FIXED].inducing)
 
 
+@thorough
 def test_the_standard_is_near_the_exact_process():
     """The pooled fit learns hyperparameters; with the true ones the exact process has 0.718 nats per point."""
     model = model_of(POOLED, SYNTHETIC.clients, TINY, 0)

@@ -10,7 +10,7 @@ from cavity.datasets import partition
 from cavity.errors import DataError
 from cavity_experiments import sources
 from cavity_experiments.sources.encoding import standardise
-from tests.marks import needs_data
+from tests.marks import needs_data, thorough
 
 SMALL = {
     "banana": (5_300, 2, 2_376),
@@ -76,6 +76,7 @@ def test_credit_leaves_incomplete_rows_out():
 
 @needs_data
 @pytest.mark.parametrize(("load", "num_numeric"), [(sources.bank, 7), (sources.credit, 6)])
+@thorough
 def test_training_rows_alone_standardise(load, num_numeric):
     everything = load()
     rows = np.arange(0, len(everything.x), 3)

@@ -9,7 +9,7 @@ from cavity.models import logistic_regression
 from cavity_experiments import pvi_heart, runner
 from cavity_experiments.runner import Size
 from cavity_experiments.sources.hospitals import HospitalTable
-from tests.marks import needs_data
+from tests.marks import needs_data, thorough
 
 
 def raw(num_patients):
@@ -49,6 +49,7 @@ def test_scores_by_hand():
     np.testing.assert_allclose(pvi_heart.mean_and_error(risks), (0.475, 0.175))
 
 
+@thorough
 def test_a_hospital_alone_is_a_fit_of_its_own_patients():
     """One undamped round gives it as prior times factor; PVI gives what pooling does."""
     rng = np.random.default_rng(3)

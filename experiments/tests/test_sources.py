@@ -14,7 +14,7 @@ import pytest
 
 from cavity.datasets import partition
 from cavity_experiments import sources
-from tests.marks import needs_data
+from tests.marks import needs_data, thorough
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,7 @@ def test_adult_is_standardised_by_the_training_rows(adult):
         ([0, 1], "constant"),
     ],
 )
+@thorough
 def test_adult_refuses_training_rows(rows, message):
     with pytest.raises(ValueError, match=message):
         sources.adult(training_rows=np.asarray(rows))
@@ -145,6 +146,7 @@ def test_mnist_images_are_upright(mnist):
 
 
 @needs_data
+@thorough
 def test_fashion_mnist(fashion_mnist, mnist):
     assert fashion_mnist.name == "fashion_mnist"
     assert fashion_mnist.x.shape == (70_000, 784)

@@ -125,11 +125,13 @@ def test_multiples_of_kl_are_powers(family):
         assert_same(combine(WeightedKL(w), prior, factors), prior * factors**w, rtol=1e-14)
 
 
+@thorough
 def test_renyi_of_one_is_the_product():
     prior, factors = case(FullGaussian, 2)
     assert_same(combine(Renyi(1.0), prior, factors), prior * factors, rtol=1e-7)
 
 
+@thorough
 def test_unit_factors_leave_the_prior():
     prior, factors = case(FullGaussian, 2)
     for name in ("reverse KL", "Renyi 0.8", "Renyi 2.5"):

@@ -16,6 +16,7 @@ from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
 from cavity.distributions.structured import MeanFieldGlobal
 from tests.algorithms.test_sfvi import clients, exact_family, model_once
+from tests.marks import thorough
 
 BY_ITSELF = Settling(planned=4000, first_batch=10, num_batches=16, by_itself=True, decays=True)
 BY_PLAN = Settling(planned=400, first_batch=10, num_batches=16, by_itself=False, decays=True)
@@ -110,6 +111,7 @@ def by_itself():
     return SFVI(model_once(), num_samples=1, step_size=0.1, initialise=False)
 
 
+@thorough
 def test_sfvi_ends_by_itself_at_the_exact_posterior():
     fit = cavity.run(by_itself(), clients(2))
     exact = exact_family()[0].gaussian

@@ -29,6 +29,7 @@ from cavity.solvers import (
 )
 from tests import scenarios
 from tests.contracts.faults import check_survives_faults
+from tests.marks import thorough
 
 NAMES = ("leeds", "york", "hull")
 C = 0.4  # precision per row
@@ -64,6 +65,7 @@ def assert_product(fit):
     )
 
 
+@thorough
 def test_with_exact_moments_it_is_ep():
     """By quadrature, which is its default for a regression."""
     model = logistic_regression(2, family=DiagonalGaussian)
@@ -119,6 +121,7 @@ def ledger_prior(fit):
 
 
 @pytest.mark.parametrize("spread", SPREADS, ids=lambda spread: type(spread).__name__)
+@thorough
 def test_every_spread_finds_the_mode(spread):
     """Where no client wants to move, the slopes of all rows and the prior add up to nothing, whatever the spreads are.
 
@@ -140,6 +143,7 @@ def test_every_spread_finds_the_mode(spread):
     assert_product(fit)
 
 
+@thorough
 def test_fedsep_with_one_client_is_fedep():
     model, clients = linear_model(), {"leeds": linear_clients()["leeds"]}
     for optimiser in (optax.sgd, optax.adam):
@@ -289,6 +293,7 @@ def test_some_clients_at_a_time():
     np.testing.assert_allclose(fit.posterior.precision, fit.server.prior.precision + 36 * C, rtol=1e-3)
 
 
+@thorough
 def test_a_client_whose_loss_is_nan_is_refused_and_the_others_continue():
     def log_likelihood(theta, batch):
         return -0.5 * (batch - theta) ** 2 + jnp.log(jnp.where(batch > 90.0, -1.0, 1.0))

@@ -26,6 +26,7 @@ from cavity.models import linear_regression, logistic_regression, mlp_classifier
 from cavity.simulation.drive import run_client
 from cavity.solvers import Conjugate, Gradient, NaturalGradient
 from tests.contracts.solver import solved
+from tests.marks import thorough
 
 NLL = NegativeLogLikelihood()
 
@@ -261,6 +262,7 @@ def _renyi(alpha, m, v, u):
 
 
 @pytest.mark.parametrize("name", DISTANCES)
+@thorough
 def test_other_divergences_at_a_client(name):
     """One client's posterior is the minimiser of E[loss] + D(q : prior); SciPy finds it on its own."""
     divergence, distance = DISTANCES[name]
@@ -321,6 +323,7 @@ def test_how_much_of_a_factor_can_be_removed(family):
 @pytest.mark.parametrize(
     ("sizes", "family"), [((60,), FullGaussian), ((60,), DiagonalGaussian), ((50, 10), FullGaussian)]
 )
+@thorough
 def test_a_client_with_nearly_all_rows_converges(sizes, family):
     """Its cavity is little more than the prior, and must stay so: else its own rows would count twice."""
     model, (x, y) = logistic_regression(2, prior_scale=10.0, family=family), classes(num_rows=60)
@@ -355,6 +358,7 @@ def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     assert np.all(np.abs(tilted.mean) < 15)  # score matching stays at the mean of the cavity, which is 11
 
 
+@thorough
 def test_a_sweep_over_a_number_compiles_once(monkeypatch):
     """Numbers are leaves: beta and alpha change without a new trace."""
     traces = []

@@ -108,6 +108,7 @@ def test_a_resumed_run_keeps_its_units(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@thorough
 def test_a_prior_outside_the_family_is_part_of_the_start():
     """A half-normal scale, and one weak row at each of two clients: the mode is that of prior and rows."""
 
@@ -125,6 +126,7 @@ def test_a_prior_outside_the_family_is_part_of_the_start():
     assert float(algorithm.prior.q.mean[0]) == pytest.approx(grid[log_density.argmax()], abs=1e-3)
 
 
+@thorough
 def test_latents_of_a_client_as_a_whole():
     """Each client its own level around a common one, all Gaussian: the start is the posterior."""
 
@@ -160,6 +162,7 @@ def test_an_initialisation_that_does_not_converge_is_reported(caplog, monkeypatc
     assert "has not converged" in caplog.text
 
 
+@thorough
 def test_which_models_are_initialised():
     assert SFVI(model_of()).initialisation is not None
     assert SFVI(model_of(), batch_size=8).initialisation is None

@@ -32,6 +32,7 @@ from cavity.schedules import Sequential, SequentialLargestFirst, SequentialShuff
 from cavity.solvers import FixedPoint
 from tests import scenarios
 from tests.contracts.solver import natural_descent
+from tests.marks import thorough
 
 SCHEDULES = [Synchronous(), Sequential(), SequentialShuffled(), SequentialLargestFirst()]
 FAMILIES = {"full": FullGaussian, "mean field": DiagonalGaussian}
@@ -236,6 +237,7 @@ def test_every_schedule_ends_at_the_optimum_of_global_vi(name, family):
                 assert abs(fit.history[-1]["free_energy"] - highest) < 1e-5, case
 
 
+@thorough
 def test_single_precision_ends_there_too():
     with jax.enable_x64(False):
         fit = cavity.run(cavity.PVI(model_of("logistic")), split("logistic", sort=True))

@@ -253,6 +253,7 @@ def test_alpha_divergence_ep_matches_the_moments_of_every_client():
     assert distance(fit.posterior, pooled_vi()) > 3e-3
 
 
+@thorough
 def test_the_methods_differ():
     """By more than the tolerance above, so that none of these tests would pass for another method."""
     ends = [definition() for definition in {id(part): part for part in DEFINITIONS.values()}.values()]

@@ -29,6 +29,7 @@ from cavity.schedules import SampledCount
 from cavity.simulation import block
 from cavity.simulation.drive import run_client
 from tests.contracts.faults import check_survives_faults
+from tests.marks import thorough
 
 NOISE, SPREAD, WIDE = 0.7, 0.5, 3.0
 
@@ -119,6 +120,7 @@ def log_evidence():
 
 
 @pytest.mark.parametrize("num_samples", [1, 5])
+@thorough
 def test_at_the_exact_posterior_every_gradient_vanishes_and_the_bound_is_the_evidence(num_samples):
     """Sticking the landing: at the optimum there is no noise, so a wrong term cannot hide."""
     model, (q, local) = model_of(), exact_family()
@@ -400,6 +402,7 @@ def test_dense_family_starts_where_the_model_says():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@thorough
 def test_noise_of_a_number_is_normal_and_its_own(dtype):
     """Moments and tails of a normal, no correlation between numbers or places, and no look at the neighbours."""
     key = jax.random.key(3)
@@ -435,6 +438,7 @@ def test_faults():
     assert seen["reply refused"] > 0
 
 
+@thorough
 def test_what_is_learned_is_the_maximum_of_the_evidence():
     """One scale in the prior and in the likelihood: its gradient is the server's term plus the sum over clients.
 

@@ -29,6 +29,7 @@ from tests.contracts.model import (
     check_model,
     check_server_rows,
 )
+from tests.marks import thorough
 
 M = cavity.models
 RNG = np.random.default_rng(5)
@@ -138,6 +139,7 @@ def test_every_capability_that_a_model_claims_works(name):
     assert ("conjugate" in checked) == (name in ("linear, known noise", "location", "share", "rate", "shares"))
 
 
+@thorough
 def test_a_likelihood_that_is_not_a_sum_over_rows_counts_rows_by_their_weights():
     model = marginal(grouped_model())
     data, z = model.of(as_data(grouped_model(), {"group": GROUPS, "y": COUNTS})), jnp.array([0.3, -0.4])
@@ -178,6 +180,7 @@ def test_the_joint_density_of_topics_counts_documents_by_their_weights():
     np.testing.assert_allclose(joint(z_local[::-2], some), each[::-2], rtol=1e-12)
 
 
+@thorough
 def test_the_bound_of_a_gaussian_process_counts_rows_by_their_weights():
     model = M.sparse_gp(2, num_inducing=3)
     data = as_data(model, (X, Z))
@@ -189,6 +192,7 @@ def test_the_bound_of_a_gaussian_process_counts_rows_by_their_weights():
     check_counts_rows_by_weight(bound, model.start, data)
 
 
+@thorough
 def test_no_model_of_the_package_is_left_out():
     covered = {type(make()) for make, _ in (*MODELS.values(), *LATENT.values())}
     covered |= {type(marginal(grouped_model())), type(prodlda(2, 4)), type(M.sparse_gp(2, num_inducing=3))}

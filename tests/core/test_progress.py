@@ -10,6 +10,7 @@ from cavity.core.progress import Progress, ProgressLine
 from cavity.errors import CavityError, DataError
 from tests import scenarios
 from tests.doubles import LoadedWhenAsked
+from tests.marks import thorough
 
 
 class Terminal(io.StringIO):
@@ -69,6 +70,7 @@ def test_a_run_in_memory_reports_every_round(block):
     assert all(p.clients_per_second > 0 for p in seen)
 
 
+@thorough
 def test_a_stream_reports_every_chunk_and_gives_the_same_run():
     seen = []
     held = cavity.run(algorithm(), clients(), rounds=2, tolerance=0.0)

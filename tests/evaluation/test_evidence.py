@@ -21,6 +21,7 @@ from cavity.losses import Beta, Tempered
 from cavity.models import linear_regression, logistic_regression, normal_location
 from cavity.schedules import Asynchronous, SampledCount, SampledShare, Sequential, SequentialShuffled, Synchronous
 from tests import scenarios
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -80,6 +81,7 @@ SCHEDULES = [Synchronous(), Sequential(), SequentialShuffled(), SampledCount(2),
     held=st.booleans(),
     seed=st.integers(0, 5),
 )
+@thorough
 def test_it_is_the_bound_at_the_final_posterior_whatever_the_schedule(owner, schedule, damping, rounds, held, seed):
     """Far from a fixed point, where local terms of different posteriors do not add up to a bound."""
     y = (Y > 0).astype(float)
@@ -137,6 +139,7 @@ def test_wide_predictors_have_their_bound_too():
     assert fit.log_evidence == pytest.approx(expected, abs=1e-8)
 
 
+@thorough
 def test_single_precision_adds_up_in_double():
     """The sum is some -1e4 nats, of which single precision knows 1e-3."""
     rng = np.random.default_rng(0)
@@ -230,6 +233,7 @@ def test_a_run_that_has_not_converged_is_reported():
     assert cavity.compare(fits).remarks[0] == "1.0 has not converged; continue with fit.refine()"
 
 
+@thorough
 def test_generalised_losses_have_none():
     rows = {"a": np.random.default_rng(0).normal(size=(9, 1))}
     for loss in (Beta(0.5), Tempered(0.5)):

@@ -22,6 +22,7 @@ from cavity.losses.score_matching import SquaredExponential
 from cavity.models import linear_regression, logistic_regression, normal_location, poisson_regression
 from tests import scenarios
 from tests.doubles import LoadedWhenAsked
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -83,6 +84,7 @@ def test_streamed_clients_weigh_the_same():
     np.testing.assert_allclose(weights.log_weights, expected, rtol=0, atol=1e-9)
 
 
+@thorough
 def test_weights_of_rows_count():
     x, y, weight = PROBLEM.x[:20], PROBLEM.y[:20], np.arange(20) % 3
     fit = cavity.run(fitted().algorithm, {"a": cavity.Weighted((x, y), weight)})
@@ -138,6 +140,7 @@ def correlated(family):
     return cavity.run(cavity.PVI(model), scenarios.clients(x, y, scenarios.homogeneous(40, 3)), rounds=1000), x
 
 
+@thorough
 def test_k_is_high_where_mean_field_meets_correlation():
     """log w is -theta' (Lambda - D) theta / 2 under N(0, D^-1): its tail has k = 1 - the least eigenvalue of Lambda."""
     fit, x = correlated(DiagonalGaussian)
@@ -197,6 +200,7 @@ def test_a_generalised_loss_stands_for_its_own_density():
         np.testing.assert_allclose(sum(sent.values()), power * stats.norm.logpdf(y, 0.4).sum(), rtol=1e-12)
 
 
+@thorough
 def test_a_bounded_loss_leaves_the_tails_of_the_prior():
     """They are heavier than those of q, so that k of its own draws is high; nearly all mass is where q has it."""
     model, y = normal_location(prior_scale=3.0), np.random.default_rng(1).normal(size=(30, 1))

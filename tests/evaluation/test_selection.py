@@ -14,6 +14,7 @@ from cavity.evaluation import selection
 from cavity.models import linear_regression, logistic_regression, mlp_classifier, normal_location, poisson_regression
 from cavity.reporting import plots
 from cavity.solvers import Gradient
+from tests.marks import thorough
 
 
 def location_rows(outliers=8):
@@ -136,6 +137,7 @@ def test_a_row_of_no_weight_has_no_influence():
     assert fit.row_influence("a", ([[1.0]], [1]))[0].kl > 1e-6
 
 
+@thorough
 def test_influence_is_bounded_under_a_robust_loss_only():
     clients, positions = location_rows(0), np.array([3.0, 10.0, 100.0, 1e4])
     robust, plain = cavity.run(beta(0.5), clients), cavity.run(cavity.PVI(normal_location(prior_scale=3.0)), clients)

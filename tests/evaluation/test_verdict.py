@@ -19,6 +19,7 @@ from cavity.fit.run import prepare
 from cavity.models import function_model, linear_regression, logistic_regression, poisson_regression
 from tests import scenarios
 from tests.doubles import LoadedWhenAsked
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -167,6 +168,7 @@ def check_clean(seeds):
         check_against_grid(case, found)
 
 
+@thorough
 def test_clean_regressions_are_good_or_better():
     check_clean(range(4))
 
@@ -195,6 +197,7 @@ def test_the_number_of_effective_draws_is_no_argument_where_k_is_high():
     assert not settled
 
 
+@thorough
 def test_draws_are_added_until_the_verdict_settles_or_the_budget_is_spent(monkeypatch):
     case = bimodal(6.0)
     assert case.fit.verdict.num_draws == assessment.MOST_DRAWS  # k stays above 0.7
@@ -245,6 +248,7 @@ def test_monte_carlo_errors_are_those_of_repetitions():
 
 
 @pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian])
+@thorough
 def test_many_parameters(family):
     """A linear regression with 60: exact with all correlations; without, too uneven to judge single parameters."""
     rng = np.random.default_rng(0)

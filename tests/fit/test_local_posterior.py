@@ -72,6 +72,7 @@ def check_latents(client, num_draws):
 
 
 @pytest.mark.parametrize("num_samples", [1, None])
+@thorough
 def test_latents_of_a_client_have_the_joint_moments(num_samples):
     """Cov(Z_G, Z_u) too: a draw of the units goes with its draw of what is shared."""
     _, covariance, _, places = exact()
@@ -122,6 +123,7 @@ def test_the_servers_summary():
         assert estimate.sd == pytest.approx(sd, rel=5 / np.sqrt(2 * 10_000))
 
 
+@thorough
 def test_arviz_of_both():
     mean, covariance, units, places = exact()
     server = fitted().to_arviz(NUM_DRAWS).posterior
@@ -155,6 +157,7 @@ def of_new_unit(x):
     return mean, variance + SPREAD**2
 
 
+@thorough
 def test_predictions_at_a_client():
     """Of its own units, in any order, and of units that no client has."""
     _, _, units, places = exact()
@@ -170,6 +173,7 @@ def test_predictions_at_a_client():
     check_prediction(predicted, *np.array(expected).T)
 
 
+@thorough
 def test_units_of_other_clients_are_new_to_this_one():
     stranger = next(iter(dict.fromkeys(clients(3)["client0"]["group"])))
     predicted = fitted().local(CLIENT).predict({"group": [stranger], "x": np.array([1.5])}, num_draws=NUM_DRAWS)
@@ -185,6 +189,7 @@ def test_predictions_at_a_new_client():
     check_prediction(predicted, *np.array([of_new_unit(each) for each in x]).T)
 
 
+@thorough
 def test_missing_parts_are_reported(tmp_path):
     fit = fitted()
     with pytest.raises(CavityError, match="no client 'york'; choose one of: client0, client1, client2"):

@@ -17,6 +17,7 @@ import pytest
 import cavity
 from cavity.models import numpyro_model
 from cavity_experiments.mixed_models import by_nuts
+from tests.marks import thorough
 
 VAGUE = 1e-3
 SURGICAL = {
@@ -110,6 +111,7 @@ def by_grid():
 
 
 @pytest.mark.parametrize("double", [True, False])
+@thorough
 def test_a_mean_and_a_precision_by_pvi(double):
     """In single precision too, which is JAX's default."""
     with jax.enable_x64(double):
@@ -122,6 +124,7 @@ def test_a_mean_and_a_precision_by_pvi(double):
     assert np.abs(sd / sds - 1).max() < 0.05
 
 
+@thorough
 def test_a_start_without_a_gradient_has_not_converged():
     """At tau = exp(-600) all gradients vanish: the gaps are 0, but tau is not determined."""
     model = numpyro_model(normal, {"y": OUTCOMES}, start={"tau": -600.0})
@@ -130,6 +133,7 @@ def test_a_start_without_a_gradient_has_not_converged():
     assert "not converged: tau at the limit of floating point; give a less vague prior" in str(fit.summary())
 
 
+@thorough
 def test_a_posterior_wider_than_its_prior_has_not_converged():
     """A likelihood of exp(0.3 level^2) takes 0.6 of the prior's precision of 1."""
 

@@ -22,6 +22,7 @@ from cavity.models import linear_regression, logistic_regression, normal_locatio
 from tests import scenarios
 from tests.contracts.faults import types_unchecked
 from tests.doubles import LoadedWhenAsked
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -253,6 +254,7 @@ def test_bad_input_is_reported(parts, message):
         logistic_fit(4).learn(*parts)
 
 
+@thorough
 def test_bad_parts_are_reported():
     with pytest.raises(CavityError, match="parameters are a list of names"):
         PriorScale("x1")

@@ -19,6 +19,7 @@ from cavity.ledger import client as client_ledger
 from cavity.losses import ScoreMatching, SquaredExponential
 from tests import scenarios
 from tests.contracts.faults import EVENTS, Simulation, World, check_survives_faults, distance
+from tests.marks import thorough
 
 VARIANTS = pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 CRASHES = {f"crash: {who} {when} its write" for who in ("server", "client") for when in ("before", "after")}
@@ -58,12 +59,14 @@ def test_damped(held_by_clients):
 
 
 @VARIANTS
+@thorough
 def test_logistic_regression(held_by_clients):
     algorithm, clients = logistic()
     check_survives_faults(algorithm, clients, 10, first_seed=20_000, held_by_clients=held_by_clients, rest=1e-10)
 
 
 @VARIANTS
+@thorough
 def test_generalised(held_by_clients):
     """FedGVI with a robust loss in closed form, whose factors depend on the cavity they were fitted in."""
     x, y = scenarios.linear(24, 1)

@@ -15,6 +15,7 @@ from cavity.models import PoissonRate, linear_regression, logistic_regression, n
 from cavity.schedules import Sequential
 from cavity.solvers import MomentMatching, NaturalGradient, PowerEP
 from tests import scenarios
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -98,6 +99,7 @@ def test_summary_and_weights_of_draws():
     assert "gap" not in str(Progress(2, 9, 0, 2, once.history[-1]["gap"], 1.0, 1.0))
 
 
+@thorough
 def test_weights_of_draws_say_what_the_family_lacks():
     """Up to their constant they are those under a prior so wide that it does not matter."""
     wide = DiagonalGaussian.from_moments(jnp.zeros(4), jnp.full(4, 1e10))

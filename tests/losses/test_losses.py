@@ -36,6 +36,7 @@ from cavity.simulation.stacks import pad
 from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
 from cavity.solvers.gradient import mini_batch
 from tests.contracts import loss as contract
+from tests.marks import thorough
 from tests.solvers.test_estimators import NUM_PADDED, keys, mean_and_error, problem, rows
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -201,6 +202,7 @@ def on_a_grid(loss, likelihood, mean, covariance, y):
 @pytest.mark.parametrize("k", [1, 2])
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20))
+@thorough
 def test_closed_forms_of_the_expected_loss(k, seed):
     """For Gaussian noise, where q enters through its mean and its variance; and their limit."""
     rng = np.random.default_rng(seed)

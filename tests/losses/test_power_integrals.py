@@ -20,6 +20,7 @@ from cavity.likelihoods import (
     PoissonLog,
 )
 from tests.contracts import likelihood as contract
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -126,6 +127,7 @@ def test_a_vector_of_gaussian_outcomes():
     )
 
 
+@thorough
 def test_large_rates_keep_their_digits():
     """Beyond the sum the expansion takes over: against e^-2r I_0(2r) for the power 2, and continuous in the rate."""
     f = jnp.linspace(np.log(1e3), np.log(1e8), 30)[:, None]

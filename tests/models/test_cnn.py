@@ -10,6 +10,7 @@ from cavity import FedAvg
 from cavity.errors import CavityError
 from cavity.models import cnn_classifier
 from cavity.solvers import SGMCMC, Point, SGDIterates
+from tests.marks import thorough
 
 SHAPE = (13, 12, 2)
 
@@ -32,6 +33,7 @@ def test_it_is_a_convolution():
     np.testing.assert_allclose(model.forward(theta, x), by_jax(model.parameters(theta), x), rtol=1e-10)
 
 
+@thorough
 def test_it_learns_under_fedavg():
     """Two kinds of stripes, over three clients; the weights stay in single precision."""
     rng = np.random.default_rng(0)

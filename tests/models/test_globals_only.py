@@ -25,6 +25,7 @@ from cavity.models.numpyro.globals_only import SERVER, as_rows
 from cavity.schedules import Sequential
 from tests.doubles import LoadedWhenAsked
 from tests.gaussian_vi import closest_gaussian_1d
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -136,6 +137,7 @@ def test_weights_of_rows_count():
     assert cavity.kl(fit.posterior, conjugate(PRIORS[line])) > 1e-2
 
 
+@thorough
 def test_a_flat_prior_gives_least_squares():
     """The base is a proper Gaussian, and the server's row takes it out again, to nothing."""
     algorithm = cavity.PVI(numpyro_model(flat_line, xy()))
@@ -196,6 +198,7 @@ def test_the_reference_is_right():
 
 
 @pytest.mark.parametrize("num_clients", [1, 3])
+@thorough
 def test_a_gamma_prior_of_counts(num_clients):
     fit = counted(num_clients)
     assert fit.algorithm.model.corrected
@@ -241,6 +244,7 @@ def located():
     return rest(cavity.PVI(numpyro_model(location, location_data())), shared_out(location_data(), [1, 4, 3]))
 
 
+@thorough
 def test_a_student_prior_of_a_location():
     data = location_data()
     precision, pull = (1 / data["error"] ** 2).sum(), (data["y"] / data["error"] ** 2).sum()
@@ -268,6 +272,7 @@ def test_rows_are_what_each_owner_says():
         assert float(row.precision_mean[0]) == pytest.approx((data["y"] / data["error"] ** 2).sum(), rel=1e-6)
 
 
+@thorough
 def test_a_half_cauchy_prior_of_a_scale():
     y = np.random.default_rng(4).normal(1.0, 1.7, 12)
     squares = ((y - 1.0) ** 2).sum()
@@ -281,6 +286,7 @@ def test_a_half_cauchy_prior_of_a_scale():
     assert float(sds(fit)[0]) == pytest.approx(sd, rel=1e-3)
 
 
+@thorough
 def test_single_precision_is_enough():
     """Python's default: the correction of the prior is computed in it too."""
     double = located()
@@ -321,6 +327,7 @@ def test_a_dirichlet_prior_of_shares():
 # what is done with such a fit
 
 
+@thorough
 def test_withdrawn_is_never_there():
     without = counted(3).withdraw("client2", tolerance=LEFT_OVER)
     never = counted(2)
@@ -432,6 +439,7 @@ def test_a_number_is_chosen_by_the_clients_rows_alone():
     assert found.scores[0] == pytest.approx(alone.mean(), rel=0.05)
 
 
+@thorough
 def test_summary_draws_and_predictions_are_in_the_authors_terms():
     fit, (shape, rate) = counted(3), gamma_posterior()
     s2 = 1 / shape  # the closest Gaussian is known, and of its exponential the moments

@@ -31,6 +31,7 @@ from cavity.solvers.annealed import annealed_adam
 from cavity.solvers.shared_descent import SharedDescent
 from tests import gp_problems as gp
 from tests.contracts import likelihood as likelihood_contract
+from tests.marks import thorough
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(size=(5, 3)), RNG.normal(size=(4, 3))
@@ -118,6 +119,7 @@ def test_how_near_pseudo_observations_come_to_rows():
     assert "2 pseudo-observations for 5 rows, 1 of them nearer" in str(found)
 
 
+@thorough
 def test_a_client_is_warned_before_it_sends():
     model = gp.fixed(np.linspace(-3, 3, 6)[:, None], Decoupled(6), jitter=1e-6)
     x, y = gp.rows(12)
@@ -127,6 +129,7 @@ def test_a_client_is_warned_before_it_sends():
     assert "6 pseudo-observations for 12 rows, 1 of them nearer to a row" in remark  # to a third row, not of its pair
 
 
+@thorough
 def test_a_union_goes_by_letter():
     """What a client receives is longer than the prior; any other shape is refused."""
     model = gp.fixed(np.linspace(-3, 3, 6)[:, None], Decoupled(6), jitter=1e-6)
@@ -140,6 +143,7 @@ def test_a_union_goes_by_letter():
         check_message(algorithm, replace(message, inputs=ClientInput(wide, fit.server.entries["a"])), "a")
 
 
+@thorough
 def test_averaging_moves_by_a_clients_share_of_the_rows():
     x, y = gp.rows(30)
     clients = {"small": (x[:10], y[:10]), "large": (x[10:], y[10:])}
@@ -161,6 +165,7 @@ def test_averaging_moves_by_a_clients_share_of_the_rows():
         InducingAverage(model, 30, solver=SharedDescent(optax.adam))
 
 
+@thorough
 def test_a_factor_is_fitted_before_phi_moves():
     """As many steps alone as `still_steps` says, and then as if the descent began there."""
     x, y = gp.rows(12)
@@ -282,6 +287,7 @@ def test_any_model_that_shares_variational_parameters(auxiliary, alpha):
     )
 
 
+@thorough
 def test_the_page_runs():
     page = (Path(__file__).resolve().parents[2] / "docs" / "gaussian-processes.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -136,6 +136,7 @@ def test_parts_that_do_not_fit():
         model.predict(model.prior, np.zeros((4, 2)), key=jax.random.key(0), num_draws=1)
 
 
+@thorough
 def test_without_hidden_layers_it_is_a_regression_even_with_more_features_than_rows():
     """Mean field has the mean of the exact posterior and the diagonal of its precision."""
     rng = np.random.default_rng(4)

@@ -14,6 +14,7 @@ from cavity.likelihoods import CategoricalSoftmax, GaussianNoise
 from cavity.models import equinox_model, mlp_classifier, network_model
 from cavity.solvers import Gradient
 from cavity.solvers.start import Tight
+from tests.marks import thorough
 
 SIZES = (2, 4, 3)
 
@@ -69,6 +70,7 @@ def test_the_same_network_written_thrice():
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@thorough
 def test_a_federation_learns_and_stays_in_single_precision(kind):
     x, y = blobs()
     clients = {"a": (x[:50], y[:50]), "b": (x[50:], y[50:])}

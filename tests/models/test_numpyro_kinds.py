@@ -139,6 +139,7 @@ def test_predictions_are_of_the_kind_that_knows_the_columns():
     np.testing.assert_allclose(predicted.mean, chance, atol=0.01)
 
 
+@thorough
 def test_a_fit_with_kinds_goes_on(tmp_path):
     """A silo of another kind leaves and comes back; a file is read with the method given again."""
     fit = fitted()
@@ -286,6 +287,7 @@ def test_data_of_no_kind_are_refused_with_all_kinds_named():
                 cavity.run(algorithm, one_each() | {"york": wrong})
 
 
+@thorough
 def test_local_latents_of_any_kind_are_refused_by_pvi():
     for plain_first in (True, False):
         for method in (cavity.PVI, lambda model: cavity.FedGVI(model, NegativeLogLikelihood())):
@@ -293,6 +295,7 @@ def test_local_latents_of_any_kind_are_refused_by_pvi():
                 method(gaussian_model(plain_first))
 
 
+@thorough
 def test_kinds_that_cannot_be_one_model_are_refused():
     of_counts, of_answers = data()
     first = numpyro_model(counts, of_counts)

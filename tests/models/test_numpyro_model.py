@@ -24,6 +24,7 @@ from cavity.core import Data
 from cavity.errors import CavityError, DataError
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from cavity.simulation.stacks import pad
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -460,6 +461,7 @@ def test_constrained_values_are_those_of_numpyro(name):
         assert float(found[site][place]) == float(number)
 
 
+@thorough
 def test_where_models_start():
     model = model_of("positives")
     at = eqx.filter_jit(model.constrain)(None, model.start[0])

@@ -26,6 +26,7 @@ from cavity.models import (
 )
 from cavity.models.prediction import predict_from_designs
 from tests import scenarios
+from tests.marks import thorough
 
 KEY = jax.random.key(0)
 
@@ -256,6 +257,7 @@ def logistic_posterior():
     return logistic_run(logistic_regression(2, prior_scale=2.0))
 
 
+@thorough
 def test_a_users_function_gives_the_same_posterior(logistic_posterior):
     """The same likelihood as a function of a dict, with its expectations over theta instead of the predictor."""
 
@@ -337,6 +339,7 @@ def unknown_noise_grid(scenario):
     return scenarios.grid_moments(log_density, mean, np.sqrt(np.diag(covariance)))
 
 
+@thorough
 def test_unknown_noise():
     """At the optimum of the closed-form free energy, and near the exact posterior on a dense grid."""
     scenario = scenarios.unknown_noise()

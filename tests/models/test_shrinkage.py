@@ -19,6 +19,7 @@ from cavity.models import CommonScale, Horseshoe, Laplace, linear_regression, lo
 from cavity.models.numpyro.globals_only import SERVER
 from tests import scenarios
 from tests.gaussian_vi import closest_gaussian
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -98,6 +99,7 @@ def closest_to_kinked(log_joint):
 
 
 @pytest.mark.parametrize("partition", PARTS)
+@thorough
 def test_laplace_is_the_best_gaussian_of_a_grid(partition):
     fit = one_slope(Laplace, 0.2, partition)
 

@@ -33,7 +33,7 @@ from cavity_experiments import gp_data
 from cavity_experiments.gp_methods import DPO, Setting, federated, model_of
 from tests import gp_problems as gp
 from tests.contracts.faults import check_survives_faults
-from tests.marks import needs_data
+from tests.marks import needs_data, thorough
 
 X, Y = gp.rows()
 Z = np.linspace(-3, 3, 8)[:, None]
@@ -95,6 +95,7 @@ def test_one_pass_is_the_pooled_process(form, edges):
     assert gp.kl(*gp.moments_of_u(model, fit.posterior.conditional), *pooled) < 1e-6
 
 
+@thorough
 def test_how_far_diagonal_noise_falls_short():
     """Fewer pseudo-observations than rows, each with a noise of its own: found by gradients, and not quite exact."""
     model = gp.fixed(Z, Decoupled(16, share=0.8), jitter=1e-6)
@@ -105,6 +106,7 @@ def test_how_far_diagonal_noise_falls_short():
     assert counts == [10, 11, 10]  # 0.8 of 13, 14 and 13
 
 
+@thorough
 def test_synchronous_and_damped_has_the_same_end():
     model = gp.fixed(Z, OwnRows(20), jitter=1e-6)
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1), damping=Fixed(0.5))
@@ -129,6 +131,7 @@ LIKELIHOODS = [None, StudentT(0.5), BernoulliProbit(), PoissonLog()]
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda p: type(p).__name__)
+@thorough
 def test_gradients_by_finite_differences(likelihood):
     """Of the bound, in inducing inputs, hyperparameters, V, m and S, in any direction."""
     model = learned(likelihood=likelihood)
@@ -161,6 +164,7 @@ def eqx_without_used(way):
     return replace(way, used=jnp.zeros_like(way.used))
 
 
+@thorough
 def test_decoupled_factors_move_with_the_inducing_inputs_and_coupled_ones_do_not():
     """Factors of one fit, seen at other inducing inputs: the best there, or what was right elsewhere."""
     moved, distances = Z + 0.4, []
@@ -174,6 +178,7 @@ def test_decoupled_factors_move_with_the_inducing_inputs_and_coupled_ones_do_not
     assert coupled > 10
 
 
+@thorough
 def test_all_is_learned_and_the_posterior_is_the_product():
     """Inducing inputs and hyperparameters too: near to pooling, and every factor of non-negative precision."""
     model = sparse_gp(1, num_inducing=10, form=Decoupled(12), seed=3)
@@ -207,6 +212,7 @@ def test_all_is_learned_and_the_posterior_is_the_product():
 
 
 @pytest.mark.parametrize("form", [Coupled(), OwnRows(27), Decoupled(20, share=0.9, full=True)], ids=lambda f: str(f))
+@thorough
 def test_survives_faults(form):
     """The order of a union is that of joining, so that what it says of u is compared."""
     model = gp.fixed(Z[::2], form, jitter=1e-6)
@@ -220,6 +226,7 @@ def test_survives_faults(form):
     check_survives_faults(algorithm, split(13, 27), 8, first_seed=50_000, held_by_clients=False, canonical=said_of_u)
 
 
+@thorough
 def test_predictions_against_the_mixture_of_gaussians():
     model = sparse_gp(1, num_inducing=6, form=Decoupled(12), kernel=squared_exponential(1, 0.7))
     fit = in_turn(model, split(20), steps=50)
@@ -255,6 +262,7 @@ def test_what_users_may_get_wrong():
         in_turn(gp.fixed(Z, Coupled(), likelihood=BernoulliProbit()), {"a": (X, Y)})
 
 
+@thorough
 def test_repeated_inputs_and_constant_columns_work():
     """Rows with the same inputs, inducing inputs that coincide, a constant column."""
     x = np.concatenate([np.repeat(X[:5], 4, axis=0), np.zeros((20, 1))], axis=1)
@@ -278,6 +286,7 @@ def test_a_fit_is_saved_and_goes_on(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@thorough
 def test_late_clients_and_long_length_scales():
     """A kernel matrix of rank one but for its jitter; and a client that joins has a place in the union."""
     model = sparse_gp(1, kernel=squared_exponential(1, 1e3), inducing=Z, form=OwnRows(20), learns_inducing=False)
@@ -299,6 +308,7 @@ def one_client(likelihood, form, y, *, steps, batch_size=None):
 
 
 @pytest.mark.parametrize("form", [OwnRows(40), Coupled(), Decoupled(30)], ids=["own rows", "coupled", "decoupled"])
+@thorough
 def test_large_counts(form):
     """Counts around 30: the first sites of rows may not overshoot, or the function never comes back."""
     truth = 3.4 + 0.4 * np.sin(2 * X[:, 0])
@@ -308,6 +318,7 @@ def test_large_counts(form):
 
 
 @pytest.mark.parametrize("form", [OwnRows(40), Coupled()], ids=["own rows", "coupled"])
+@thorough
 def test_mini_batches_do_not_change_closed_forms(form):
     whole, some = (one_client(None, form, Y, steps=60, batch_size=size) for size in (None, 10))
     assert np.sqrt(np.mean((whole - some) ** 2)) < 0.1
@@ -339,6 +350,7 @@ def test_whole_numbers_are_learned_like_others_and_nothing_to_summarise_is_no_er
         fit.influence()
 
 
+@thorough
 def test_cost_and_memory_grow_linearly_with_pseudo_observations():
     """Of a client's step, as the compiler counts both; a constant part is the inducing inputs' own."""
 
@@ -412,6 +424,7 @@ def _close(mine, theirs, tolerance):
 
 @pytest.mark.parametrize("likelihood", [None, BernoulliProbit()], ids=["Gaussian", "Bernoulli"])
 @pytest.mark.parametrize("form", ["exact", "diagonal", "full"])
+@thorough
 def test_with_what_the_others_left_unsaid_a_client_climbs_the_bound_of_all(form, likelihood):
     """In value and gradient, whatever the factors and wherever phi is; what is printed does not add up to it."""
     model, phi, rows, factors = _three_clients(form, likelihood)
@@ -443,6 +456,7 @@ def test_rows_as_factors_leave_nothing_unsaid():
 
 
 @pytest.mark.parametrize("form", ["diagonal", "full"])
+@thorough
 def test_what_is_divided_out_replaces_no_rows(form):
     model, phi, rows, factors = _three_clients(form)
     own = (factors[0], rows[0])
@@ -451,6 +465,7 @@ def test_what_is_divided_out_replaces_no_rows(form):
 
 
 @pytest.mark.parametrize("form", ["diagonal", "full"])
+@thorough
 def test_a_factor_climbs_the_local_bound(form):
     model, phi, rows, factors = _three_clients(form)
     for client in zip(_cavities(factors), factors, rows, strict=True):
@@ -525,6 +540,7 @@ def _pulls(solver, problem, at, num_keys):
     return [pull(jax.random.key(i)) for i in range(num_keys)]
 
 
+@thorough
 def test_a_pull_is_the_gradient_of_what_is_unsaid():
     """Of a narrow q(phi) at its mean; of a wide one in the mean over it. Averaging and coupled factors have none."""
     problem, at = _at_a_visit(precision=1e10)
@@ -559,6 +575,7 @@ def test_a_pull_is_the_gradient_of_what_is_unsaid():
     [(Sequential(), 1.0, 4), (Synchronous(), 1 / 3, 12)],
     ids=["in turn", "all at once"],
 )
+@thorough
 def test_hyperparameters_and_inducing_inputs_are_those_of_pooling(schedule, damping, rounds):
     """Rows as factors, everything learned: Titsias' bound at the means is that of pooling, to a fraction of a nat."""
     model = sparse_gp(1, num_inducing=10, form=OwnRows(16), kernel=squared_exponential(1, 2.0), seed=3)
@@ -618,6 +635,7 @@ class _Silent(type(learned())):
         return 0.0 * jnp.sum(phi)
 
 
+@thorough
 def test_pulls_say_what_few_pseudo_observations_cannot():
     """Four for sixty rows: hyperparameters come to rest where pooling's do, and of the noise as sure as Titsias' bound.
 
@@ -665,6 +683,7 @@ def test_no_pass_makes_it_worse():
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
+@thorough
 def test_pulls_do_not_depend_on_padding(batch_size):
     """Engines pad as they like, and must agree."""
     problem, at = _at_a_visit()
@@ -675,6 +694,7 @@ def test_pulls_do_not_depend_on_padding(batch_size):
     _close(*(_pulls(solver, replace(problem, data=data), at, 1) for data in (problem.data, padded)), 1e-9)
 
 
+@thorough
 def test_pulls_of_mini_batches_are_scaled_to_all_rows():
     problem, at = _at_a_visit()
     x, y = gp.rows(400, seed=2)
@@ -694,6 +714,7 @@ def test_a_solver_of_points_is_refused():
         HierarchicalPVI(learned(), solver=SharedDescent(optax.adam, point=True))
 
 
+@thorough
 def test_pulls_are_a_group():
     """They multiply, and go with powers and ways; their product is in the posterior, and no number is no pull."""
     shared = DiagonalGaussian(jnp.ones(2), jnp.ones(2))

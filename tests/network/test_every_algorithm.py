@@ -21,6 +21,8 @@ from tests import scenarios
 from tests.contracts.encoding import through_encoding
 from tests.contracts.faults import check_survives_faults
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 DESCENT = SGMCMC(SGDIterates(0.01), ScaledIdentity(1.0), num_epochs=2, burn_in=1)
 FLAT = cavity.models.linear_regression(1, noise_sd=0.7, family=DiagonalGaussian)
 FULL = cavity.models.linear_regression(1, noise_sd=0.7)
@@ -83,6 +85,10 @@ ALGORITHMS = {
 }
 
 
+THOROUGH = ("fedep, adam", "fedep, server's adam", "sfvi", "sfvi-avg", "hierarchical pvi", "inducing average")
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in THOROUGH else ()) for name in ALGORITHMS]
+
+
 def _few_steps(**options):
     from cavity.solvers.shared_descent import SharedDescent
 
@@ -101,7 +107,7 @@ def one_exchange(algorithm, clients):
     return server, carry, engine.collect(1)[0]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_update_is_what_the_algorithm_declares(name):
     algorithm, clients, _ = ALGORITHMS[name]()
     server, carry, reply = one_exchange(algorithm, clients)
@@ -113,7 +119,7 @@ def test_an_update_is_what_the_algorithm_declares(name):
     assert after.version == 1
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_update_of_another_shape_is_refused(name):
     algorithm, clients, _ = ALGORITHMS[name]()
     _, carry, reply = one_exchange(algorithm, clients)
@@ -122,7 +128,7 @@ def test_an_update_of_another_shape_is_refused(name):
         carry(Reply(reply.client, reply.version, reply.sequence, type(reply.update)(delta, reply.update.report)))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_faults_change_nothing(name):
     """No update counts twice or not at all, through the real encoding."""
     algorithm, clients, comes_to_rest = ALGORITHMS[name]()

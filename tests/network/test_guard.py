@@ -26,6 +26,7 @@ from cavity.study.run import run_study
 from cavity.study.scaling import ScaledColumn, Scaling
 from cavity.study.table import as_table
 from tests.hostile import STUDY, HostileServer, patients
+from tests.marks import thorough
 from tests.simulated_transport import SimulatedTransport
 from tests.studies import FEDERATED, gap, hospitals
 
@@ -42,6 +43,7 @@ def hostile(tmp_path):
 
 class TestAttack:
     @pytest.mark.parametrize("by_entry", [False, True], ids=["posterior", "cavity"])
+    @thorough
     def test_a_client_without_limits_reveals_patients(self, tmp_path, by_entry):
         server = HostileServer(tmp_path, limited=False, text=SHORT)
         assert len(server.read_patients(1e4, 1e10, 60, OLD, by_entry=by_entry)) >= 10

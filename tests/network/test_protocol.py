@@ -45,6 +45,7 @@ from cavity.study.run import run_study
 from cavity.study.table import as_table
 from tests import own_models, scenarios
 from tests.contracts.faults import check_survives_faults, distance
+from tests.marks import thorough
 from tests.simulated_transport import Faults, SimulatedTransport
 from tests.studies import gap
 
@@ -370,6 +371,7 @@ class TestStudies:
         status = read_status(tmp_path / "run")
         assert (status["state"], status["connected"]) == ("done", sorted(simulated.study.clients))
 
+    @thorough
     def test_default_priors_with_a_client_whose_outcomes_are_all_alike(self, tmp_path, monkeypatch):
         """The scale is that of all rows (costs near 12,000 here); for it each client sends sums only."""
         costs = {
@@ -524,6 +526,7 @@ class TestStudies:
         assert list((tmp_path / "leeds" / "runs").glob("*/*.npz"))
         assert simulated.transport.seen["client_crash"] > 0
 
+    @thorough
     def test_a_factor_lost_with_a_clients_disk_is_not_counted_twice(self, tmp_path):
         """The client refuses with this reason; after its withdrawal the others restart."""
         simulated = SimulatedStudy(tmp_path, STUDY + '[algorithm]\nfactors = "clients"\ndamping = { fixed = 0.5 }\n')
@@ -632,6 +635,7 @@ class TestStudies:
 
     @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
     @pytest.mark.parametrize("how", ["withdrawn", "leaving"])
+    @thorough
     def test_a_client_is_withdrawn(self, tmp_path, how, text):
         """Its factor is removed; the scaling, and the prior with it, were fixed at the start and stay."""
         simulated, leaving = SimulatedStudy(tmp_path, text), []
@@ -689,6 +693,7 @@ class TestStudies:
         assert gap(fit.posterior, simulated.alone(["hull"])) < 1e-9
 
     @pytest.mark.parametrize("text", [SLOW, FEDERATED + DAMPED], ids=["unscaled", "federated scaling"])
+    @thorough
     def test_a_late_client_joins(self, tmp_path, text):
         simulated = SimulatedStudy(tmp_path, text, min_clients=2)
         late = simulated.transport.workers.pop("hull")
@@ -783,6 +788,7 @@ def play_many(tmp_path, seeds, monkeypatch):
     return seen
 
 
+@thorough
 def test_studies_over_an_unreliable_transport(tmp_path, monkeypatch):
     seen = play_many(tmp_path, range(6), monkeypatch)
     assert all(count >= 3 for count in seen.values()), seen

@@ -10,6 +10,7 @@ import pytest
 
 from cavity.cli import main
 from cavity.reporting import indomethacin
+from tests.marks import thorough
 
 pytest.importorskip("matplotlib")
 
@@ -94,6 +95,7 @@ def test_the_hospital_with_three_patients_is_left_out_with_a_reason(demo):
     assert "602 patients of 4 hospitals: Indiana 413, Michigan 164, Kentucky 22, Case Western 3." in demo[0]
 
 
+@thorough
 def test_the_level_of_intervals_can_be_chosen(tmp_path, command):
     code, out, _ = command("demo", "--out", str(tmp_path), "--level", "0.5")
     assert code == 0

@@ -27,6 +27,7 @@ from cavity.schedules import (
     Synchronous,
 )
 from cavity.simulation.local import LocalEngine
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -131,6 +132,7 @@ UNEVEN = dict(zip(NAMES, (1.0, 1.3, 1.7, 2.1), strict=True))
     ],
     ids=lambda part: type(part).__name__,
 )
+@thorough
 def test_every_schedule_reaches_the_pooled_optimum(schedule, damping, seconds):
     """And keeps the ledger's invariant on its way, whatever is stale."""
     algorithm = PVI(MODEL, damping=damping)

@@ -29,6 +29,7 @@ from cavity.simulation.stacks import pad
 from cavity.simulation.streaming import StreamingEngine
 from cavity.solvers import Gradient, NaturalGradient
 from tests.doubles import LoadedWhenAsked
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -107,6 +108,7 @@ def assert_same_history(history, other):
 
 
 @method_of
+@thorough
 def test_blocks_of_ten(method):
     assert_same(run_local(ALGORITHMS[method], clients(), 10), reference(method))
 
@@ -146,6 +148,7 @@ def test_who_shares_a_bucket(monkeypatch):
     assert grouped(3, 33, 12) == [(("3", "33", "12"), (3, 33))]
 
 
+@thorough
 def test_buckets_of_unequal_sizes(monkeypatch):
     """Two buckets where nothing is padded, against one where everything is."""
     monkeypatch.setattr(stacks, "FEW_ROWS", 0)
@@ -235,6 +238,7 @@ def test_backing_off_from_an_improper_product(damping):
         assert alone[1][1]["exponent"] == 0.5 * 1.25
 
 
+@thorough
 def test_backing_off_from_a_residual_that_grows():
     """Mean field on two nearly equal columns: synchronous updates overshoot until the damping reduces them."""
     rng = np.random.default_rng(1)

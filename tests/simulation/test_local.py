@@ -21,6 +21,7 @@ from cavity.simulation.stacks import pad
 from cavity.solvers import FixedPoint, NaturalGradient
 from tests import scenarios
 from tests.contracts.faults import World, distance
+from tests.marks import thorough
 
 CLOSE = 1e-12  # sums over more rows, zeros among them, may round differently
 
@@ -96,6 +97,7 @@ def replies(algorithm, clients, names=None, seed=5):
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
+@thorough
 def test_a_reply_does_not_depend_on_the_others(kind):
     """Not on who else is there (padding), nor on who else works (the program), nor on the order."""
     algorithm, clients = ALGORITHMS[kind](), unequal_clients(4)
@@ -264,6 +266,7 @@ def counting_model():
 CLIENTS = {"a": np.array([1.0, 2.0]), "b": np.array([0.5, 0.1, 3.0])}
 
 
+@thorough
 def test_one_compilation_per_shape():
     model, traces = counting_model()
     algorithm = cavity.PVI(model)

@@ -31,6 +31,7 @@ from cavity.solvers.fisher import diagonal_fisher
 from cavity.solvers.sgmcmc.covariance import Samples, ledoit_wolf
 from cavity.solvers.sgmcmc.solver import part, shuffled
 from tests.contracts import solver as contract
+from tests.marks import thorough
 
 DESCENT = SGDIterates(0.3)
 
@@ -82,6 +83,7 @@ def test_isotropic_family():
 @pytest.mark.parametrize(
     "chain", [SGLD(0.01), SGHMC(0.02, num_integration_steps=25, friction=1.0)], ids=["sgld", "sghmc"]
 )
+@thorough
 def test_chains_that_sample(chain):
     """Means within 0.1 sd, variances within 15 % of the tilted distribution."""
     pytest.importorskip("blackjax")

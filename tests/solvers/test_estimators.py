@@ -27,6 +27,7 @@ from cavity.simulation.stacks import pad
 from cavity.solvers import Gradient
 from cavity.solvers.estimators import Exact, LocalDraws, ParameterDraws
 from cavity.solvers.gradient import mini_batch
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -144,6 +145,7 @@ def test_local_draws_of_a_network_have_the_distribution_of_its_weights():
 @pytest.mark.parametrize(
     "model", [logistic_regression(2, family=DiagonalGaussian), network()], ids=["regression", "network"]
 )
+@thorough
 def test_padding_does_not_change_a_single_draw(model):
     """Not only on average: the same key gives the same estimate, so engines that pad differently agree."""
     solver = descent(LocalDraws(2))

@@ -16,6 +16,7 @@ from cavity.errors import UnsuitableError
 from cavity.losses import NegativeLogLikelihood
 from cavity.models import function_model, linear_regression, logistic_regression
 from cavity.solvers.laplace import Laplace
+from tests.marks import thorough
 
 
 def rows(num_rows=90, seed=0):
@@ -28,6 +29,7 @@ def shared(x, y, num_clients=3):
     return {f"c{i}": (x[i::num_clients], y[i::num_clients]) for i in range(num_clients)}
 
 
+@thorough
 def test_gaussian_rows_give_the_exact_posterior():
     x, _ = rows()
     y = x @ [1.0, -2.0] + 0.3

@@ -42,6 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@thorough
 def test_contract(case):
     contract.check(*case)
 
@@ -175,6 +176,7 @@ def test_an_outlier_has_a_factor_of_negative_precision():
 # property 4.1
 
 
+@thorough
 def test_a_sweep_with_alpha_to_zero_is_the_fixed_point_update_of_vi():
     """From the same q, one undamped sweep; the difference falls as alpha does."""
     scenario = scenarios.logistic()
@@ -384,6 +386,7 @@ def test_single_precision():
 # what goes wrong
 
 
+@thorough
 def test_a_row_with_an_improper_cavity_keeps_its_factor_for_a_sweep():
     """Two equal rows, one of positive and one of negative precision: without the first, q is improper."""
     x, y = rows("probit")
@@ -422,6 +425,7 @@ def test_an_improper_product_is_not_taken():
     np.testing.assert_array_equal(after.q.precision, this.start.precision)
 
 
+@thorough
 def test_too_few_steps_are_reported():
     scenario = scenarios.logistic()
     algorithm = cavity.PVI(logistic_regression(2), solver=PowerEP(max_steps=5))
@@ -486,6 +490,7 @@ def test_alpha_divergence_of_one_row_is_power_ep():
         assert_moments(vi, (np.asarray(by_moments.mean), np.asarray(by_moments.covariance)), 1e-3)
 
 
+@thorough
 def test_alpha_divergence_near_zero_is_vi():
     scenario = scenarios.logistic()
     this = problem(logistic_regression(2, prior_scale=2.0), scenario.x, scenario.y)

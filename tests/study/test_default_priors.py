@@ -8,6 +8,7 @@ import pytest
 
 import cavity
 from cavity.errors import CavityError
+from tests.marks import thorough
 
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))]
 
@@ -73,6 +74,7 @@ def test_units_of_the_outcome_do_not_matter(seed):
 
 
 @pytest.mark.parametrize("num_clients", [1, 10])
+@thorough
 def test_the_split_does_not_matter(num_clients):
     own, other = fitted(0).coefficients, fitted(0, num_clients=num_clients).coefficients
     assert np.max(np.abs(other.mean - own.mean) / own.sd) < 2e-3  # the run's tolerance, 1e-6 nats, is sqrt(2e-6) sd
@@ -138,6 +140,7 @@ def test_costs_near_twelve_thousand():
 
 
 @pytest.mark.parametrize(("middle", "spread"), [(140.0, 15.0), (1e-3, 2e-4)], ids=["blood pressure", "near 0.001"])
+@thorough
 def test_a_small_effect_keeps_its_sign(middle, spread):
     columns = costs(1, 400)
     columns["y"] = middle + spread * (columns["cost"] - 12_000) / 4_000 - spread * (columns["rx"] == "drug")
@@ -155,6 +158,7 @@ def test_twelve_rows_shrink_a_little():
 
 
 @pytest.mark.parametrize("double", [False, True])
+@thorough
 def test_a_client_whose_outcomes_are_all_equal(double):
     """Its own rows fit exactly and would pull the noise to 0."""
     columns = costs(3)
@@ -188,6 +192,7 @@ def test_identifiers_and_collinear_columns():
     assert np.isfinite([estimate.sd for estimate in fit.summary()]).all()
 
 
+@thorough
 def test_group_means_without_an_intercept():
     columns = costs(5)
     fit = cavity.regression("cost ~ 0 + rx", split(columns, 3), family="linear", levels=LEVELS)
@@ -204,6 +209,7 @@ def test_group_means_without_an_intercept():
         ("cost ~ log(age)", lambda c: np.log(c["age"])),
     ],
 )
+@thorough
 def test_scaling_does_not_change_the_model(formula, x):
     """Centring would change the model of an interaction without main effects; a logarithm needs the raw column."""
     columns = costs(6)
@@ -245,6 +251,7 @@ def test_a_fit_reports_its_units():
     assert "as they were given" in cavity.run(cavity.PVI(plain), {"a": (x, x[:, 0])}).units
 
 
+@thorough
 def test_a_shifted_square_is_in_the_units_of_the_data():
     """The square of a scaled age would be nearly collinear with the age, and its prior would remove the curvature."""
     rng = np.random.default_rng(0)
@@ -257,6 +264,7 @@ def test_a_shifted_square_is_in_the_units_of_the_data():
     assert abs(estimate.mean - least_squares[2]) < 0.05 * estimate.sd
 
 
+@thorough
 def test_the_sd_of_a_prediction_far_from_zero():
     """Outcomes are near 12,000 in single precision, so the sd must not be a difference of two large squares."""
     rng = np.random.default_rng(1)
@@ -272,6 +280,7 @@ def test_the_sd_of_a_prediction_far_from_zero():
     assert sd == pytest.approx(np.sqrt(counts.mean() / 2000), rel=0.05)
 
 
+@thorough
 def test_very_small_noise_is_not_reported_as_converged():
     rng = np.random.default_rng(2)
     x = rng.normal(size=400)

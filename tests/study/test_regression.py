@@ -66,6 +66,7 @@ def test_logistic_regression_is_the_pooled_fit():
     assert [estimate.name for estimate in fit.summary()] == NAMES
 
 
+@thorough
 def test_scaling_changes_only_the_prior():
     frames = hospitals()
     for frame in frames.values():
