@@ -1,4 +1,4 @@
-"""`cavity bench`: the speed of Cavity relative to reference programs, measured in one run on this machine."""
+"""`cavity bench`: measure the speed of Cavity relative to reference programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no threshold is checked.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; results/NAME by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the results; results/NAME by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Measure speed and compare it with thresholds.
@@ -32,5 +32,5 @@ def bench(
     from cavity_experiments.runner import Size
 
     run_and_report(
-        name, experiment, size=Size.QUICK if quick else Size.DEFAULT, seed=seed, directory=out, as_json=as_json
+        name, experiment, size=Size.QUICK if quick else Size.DEFAULT, seed=seed, directory=output, as_json=as_json
     )
