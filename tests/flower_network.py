@@ -61,7 +61,7 @@ class Rig:
 
     def config(self, **parts):
         return ServerConfig(
-            seconds=60.0, sign=key_files.server_signer(self.keys / "server"), verify=self.verify, **parts
+            round_timeout=60.0, sign=key_files.server_signer(self.keys / "server"), verify=self.verify, **parts
         )
 
     def signatures(self, name):

@@ -125,7 +125,7 @@ class Receivers:
         worker = Worker(
             site, ClientStore(folder), NotWritten(folder / "sent.jsonl"), sign=fuzzing.sign, verify=fuzzing.verify
         )
-        worker.guard = Forgetful(folder, site.identity.hash)
+        worker.guard = forgetful(folder, site.identity.hash)
         return worker
 
     def served(self, kind: str, content: bytes, name: str = "leeds") -> bool:
@@ -155,15 +155,13 @@ class Receivers:
 
     def answered(self, content: bytes, name: str = "leeds") -> bool:
         """Pass a message to the client; returns whether the reply is not a refusal."""
-        self.worker.over, self.worker.guard = "", Forgetful(self.folder, self.session_config.identity.hash)
+        self.worker.over, self.worker.guard = "", forgetful(self.folder, self.session_config.identity.hash)
         return b'"refusal"' not in self.worker.handle(fuzzing.signed(name, content))
 
 
-class Forgetful(Guard):
+def forgetful(folder, study):
     """A guard that stores nothing, so that it treats every message as the first."""
-
-    def _put(self, file, content):
-        pass
+    return Guard(folder, study, write=lambda file, content: None)
 
 
 class NotWritten(SentLog):
@@ -215,7 +213,7 @@ class Files:
         model = cavity.models.logistic_regression(["age"], prior_scale=1.0)
         rows = np.array([[0.1], [1.0], [-1.0], [0.3]]), np.array([0.0, 1.0, 0.0, 1.0])
         clients = {"leeds": rows, "york": rows}
-        run = {"directory": folder / "run", "held_by_clients": True, "rounds": 2}
+        run = {"directory": folder / "run", "factors": "clients", "rounds": 2}
         cavity.run(cavity.PVI(model), clients, schedule=cavity.schedules.Sequential(), **run)
         state = ClientState(
             np.arange(4.0), None, 1, Pending(2, 2, ClientUpdate(np.ones(3), Report(0.0, 0.0, 1, True)), None)

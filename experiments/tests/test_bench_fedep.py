@@ -11,7 +11,7 @@ from cavity_experiments.bench_fedep import EXPECTED, made_images
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_to_compile")
 def test_the_quick_form(command, tmp_path):
-    code, out, err = command("bench", "fedep", "--quick", "--json", "--out", str(tmp_path))
+    code, out, err = command("bench", "fedep", "--quick", "--json", "--output", str(tmp_path))
     assert code == 0, err
     report = json.loads(out)
     rows = report["results"]["rounds"]

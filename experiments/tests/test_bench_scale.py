@@ -57,7 +57,7 @@ def test_large_answers_are_combined_as_small_ones(method, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_to_compile")
 def test_the_quick_form(command, tmp_path):
-    code, out, err = command("bench", "scale", "--quick", "--json", "--out", str(tmp_path))
+    code, out, err = command("bench", "scale", "--quick", "--json", "--output", str(tmp_path))
     assert code == 0, err
     assert "round 2 of at most 2, 10 of 10 clients" in err
     assert "clients/s, at most 0:00 left" in err

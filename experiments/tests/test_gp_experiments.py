@@ -49,7 +49,7 @@ def test_differences_are_paired_and_judged(tmp_path):
         for split in range(2)
         for method, value in ((DPO, -0.2), (CPO, -0.3), (FIXED, -0.9), (POOLED, -0.16))
     }
-    sgp_uci._judge(journal, sgp_uci._differences(journal, scores, ["boston"]), ["boston"], judged=True)
+    sgp_uci.judge(journal, sgp_uci.paired_differences(journal, scores, ["boston"]), ["boston"], judged=True)
     result = journal.close()
     rows = {row["other"]: row for row in result.results["differences"]}
     assert rows[CPO]["difference"] == pytest.approx(0.1)
@@ -68,7 +68,7 @@ def test_visits_needed_are_those_from_which_on_it_is_near(tmp_path):
     }
     by_visit |= {("yacht", split): [{"visits": 10, "log_likelihood": -0.2}] * 4 for split in range(2)}
     scores = {(name, split, POOLED): {"log_likelihood": 0.0} for name, split in by_visit}
-    sgp_uci._visits_needed(journal, by_visit, scores, ["boston", "yacht"])
+    sgp_uci.visits_needed(journal, by_visit, scores, ["boston", "yacht"])
     boston, yacht = journal.close().results["visits needed"]
     assert boston["visits"] == 30  # near after ten too, but not after twenty
     assert boston["gap 2"] == pytest.approx(-0.2)

@@ -21,13 +21,13 @@ def stays(num_patients=50):
 
 
 def test_the_thresholds():
-    assert pvi_icu._bars() == [
+    assert pvi_icu.bars() == [
         (("logistic regression", "k-means"), 1e-3),
         (("logistic regression", "hospitals"), 1e-3),
         (("perceptron", "k-means"), 0.02),
         (("perceptron", "hospitals"), 0.02),
     ]
-    assert all(case in pvi_icu.SETTINGS for case, _ in pvi_icu._bars())
+    assert all(case in pvi_icu.SETTINGS for case, _ in pvi_icu.bars())
     assert pvi_icu.HIDDEN == (50, 50)
     assert pvi_icu.SETTINGS["perceptron", "k-means"].synchronous.exponent == 0.4  # the paper's
 
@@ -67,8 +67,8 @@ def test_the_gap_is_the_worse_of_both_schedules_over_seeds():
         ends = {pvi_icu.GLOBAL: -0.25, pvi_icu.SYNCHRONOUS: synchronous, pvi_icu.SEQUENTIAL: sequential, "VCL": -9.0}
         return {name: [{"test_log_likelihood": -5.0}, {"test_log_likelihood": end}] for name, end in ends.items()}
 
-    np.testing.assert_allclose(pvi_icu._largest_gap([fits(-0.26, -0.25), fits(-0.25, -0.22)]), 0.03)
-    assert np.isnan(pvi_icu._largest_gap([fits(np.nan, -0.25)]))
+    np.testing.assert_allclose(pvi_icu.largest_gap([fits(-0.26, -0.25), fits(-0.25, -0.22)]), 0.03)
+    assert np.isnan(pvi_icu.largest_gap([fits(np.nan, -0.25)]))
 
 
 def test_the_picture_shows_means_and_bands_and_keeps_what_is_far_below_at_the_edge():

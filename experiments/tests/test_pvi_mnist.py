@@ -78,7 +78,7 @@ def test_several_seeds_are_a_mean_with_a_band():
         steps = {"communications": 10, "gradient_steps": 40}
         return [steps | {"test_error": error, "test_log_likelihood": -error}] * 2
 
-    one, several = (pvi_mnist._compared({"PVI": runs}) for runs in ([run(0.1)], [run(0.1), run(0.3)]))
+    one, several = (pvi_mnist.compared({"PVI": runs}) for runs in ([run(0.1)], [run(0.1), run(0.3)]))
     for figure, bands in ((one, 0), (several, 1)):
         assert [len(axes.collections) for axes in figure.axes] == [bands] * 4
     np.testing.assert_allclose(several.axes[0].lines[0].get_ydata(), 0.2)

@@ -45,7 +45,7 @@ def linear_clients(sizes=(8, 12, 16), seed=5):
 
 
 def linear_model(family=DiagonalGaussian):
-    return linear_regression(2, noise_sd=1.0, family=family)
+    return linear_regression(2, noise_sd=1.0, covariance=family)
 
 
 def logistic_clients():
@@ -68,7 +68,7 @@ def assert_product(fit):
 @thorough
 def test_with_exact_moments_it_is_ep():
     """By quadrature, which is its default for a regression."""
-    model = logistic_regression(2, family=DiagonalGaussian)
+    model = logistic_regression(2, covariance=DiagonalGaussian)
     fit = run(FedEP(model), logistic_clients())
     assert isinstance(fit.algorithm.solver, PowerEP)
     assert fit.converged
@@ -127,7 +127,7 @@ def test_every_spread_finds_the_mode(spread):
 
     The precision of L is then the prior's and the Fisher information of all rows.
     """
-    model, clients = logistic_regression(2, family=DiagonalGaussian), logistic_clients()
+    model, clients = logistic_regression(2, covariance=DiagonalGaussian), logistic_clients()
     solver = SGMCMC(SGDIterates(0.2, momentum=0.5), spread, num_epochs=30, burn_in=25, batch_size=None)
     fit = run(FedEP(model, solver=solver, step_size=0.5), clients, rounds=60, tolerance=0.0)
     x, y = (np.concatenate(parts) for parts in zip(*clients.values(), strict=True))
@@ -197,7 +197,7 @@ def test_fedpa_with_some_clients_estimates_the_sum_over_all():
 
 def test_fedpa_is_the_first_round_of_fedep_from_a_flat_start():
     clients = linear_clients()
-    flat = linear_regression(2, noise_sd=1.0, family=DiagonalGaussian, prior_scale=1e8)  # as good as flat
+    flat = linear_regression(2, noise_sd=1.0, covariance=DiagonalGaussian, prior_scale=1e8)  # as good as flat
     pa = run(FedPA(flat, solver=DESCENT), clients, rounds=1, tolerance=0.0)
     ep = run(FedEP(flat, solver=DESCENT), clients, rounds=1, tolerance=0.0)
     assert_same(pa.posterior, ep.posterior)
@@ -223,7 +223,7 @@ def test_fedavg_is_the_point_mass_of_fedpa():
     """With factors that are multiples of the identity by rows, whatever the multiple: the same means, to rounding."""
     clients = linear_clients()
     avg = run(FedAvg(linear_model(), solver=TO_A_POINT), clients, rounds=3, tolerance=0.0)
-    flat = linear_regression(2, noise_sd=1.0, family=DiagonalGaussian, prior_scale=1e8)
+    flat = linear_regression(2, noise_sd=1.0, covariance=DiagonalGaussian, prior_scale=1e8)
     pa = run(FedPA(flat, solver=DESCENT, num_rows=36), clients, rounds=3, tolerance=0.0)
     np.testing.assert_allclose(pa.posterior.mean, avg.posterior.location, rtol=1e-8)
     np.testing.assert_allclose(pa.posterior.precision, 36 * C, rtol=1e-8)
@@ -298,7 +298,7 @@ def test_a_client_whose_loss_is_nan_is_refused_and_the_others_continue():
     def log_likelihood(theta, batch):
         return -0.5 * (batch - theta) ** 2 + jnp.log(jnp.where(batch > 90.0, -1.0, 1.0))
 
-    model = cavity.models.function_model(log_likelihood, 0.0, family=DiagonalGaussian)
+    model = cavity.models.function_model(log_likelihood, 0.0, covariance=DiagonalGaussian)
     clients = {"leeds": np.array([1.0, 1.2]), "york": np.array([99.0]), "hull": np.array([0.8])}
     solver = SGMCMC(SGDIterates(0.1), ScaledIdentity(1.0), num_epochs=20, burn_in=19)
     for algorithm in (FedEP(model, solver=solver), FedSEP(model, solver=solver), FedAvg(model)):
@@ -335,7 +335,7 @@ def test_saved_and_resumed(tmp_path):
 
 
 def test_prediction_with_a_point_and_with_draws():
-    model, clients = logistic_regression(2, family=DiagonalGaussian), logistic_clients()
+    model, clients = logistic_regression(2, covariance=DiagonalGaussian), logistic_clients()
     fit = run(FedEP(model), clients)
     x = np.array([[3.0, -2.0]])
     f = np.array([1.0, *x[0]]) @ fit.posterior.mean
@@ -349,7 +349,7 @@ def test_prediction_with_a_point_and_with_draws():
 def test_what_cannot_be():
     model, clients = linear_model(), linear_clients()
     with pytest.raises(ProtocolError, match="optimiser.s state"):
-        run(FedEP(model, solver=DESCENT, optimiser=optax.adam), clients, held_by_clients=True)
+        run(FedEP(model, solver=DESCENT, optimiser=optax.adam), clients, factors="clients")
     with pytest.raises(CavityError, match="keeps no factor per client"):
         run(FedSEP(model, solver=DESCENT), clients, rounds=1).withdraw("york")
     with pytest.raises(CavityError, match="ends in a point"):

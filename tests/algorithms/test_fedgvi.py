@@ -177,7 +177,7 @@ def test_proposition_4_3_the_opinion_pool():
 ])  # fmt: skip
 def test_proposition_4_4_a_fixed_point_is_a_pooled_optimum(loss, family):
     """E[sum of losses] + KL / w over all rows, found by SciPy in other coordinates from the pooled rows."""
-    model, batch, w = logistic_regression(2, family=family), classes(), 1.5
+    model, batch, w = logistic_regression(2, covariance=family), classes(), 1.5
     fit = cavity.run(cavity.FedGVI(model, loss, WeightedKL(w)), split(batch), rounds=300, tolerance=1e-12)
     assert fit.converged
     x, y = batch
@@ -218,7 +218,7 @@ def test_proposition_4_4_a_fixed_point_is_a_pooled_optimum(loss, family):
 
 @pytest.mark.parametrize(("kernel", "model", "batch"), [
     (SquaredExponential(2.0), linear_regression(2, noise_sd=0.7), rows()),
-    (InverseMultiQuadric(1.0), normal_location(2, covariance=[[1.0, 0.4], [0.4, 0.8]]), rows()[:1]),
+    (InverseMultiQuadric(1.0), normal_location(2, noise_covariance=[[1.0, 0.4], [0.4, 0.8]]), rows()[:1]),
 ])  # fmt: skip
 def test_score_matching_in_closed_form_and_by_descent(kernel, model, batch):
     """The conjugate update is the minimiser that another solver finds (proposition 4.10)."""
@@ -267,7 +267,7 @@ def test_other_divergences_at_a_client(name):
     """One client's posterior is the minimiser of E[loss] + D(q : prior); SciPy finds it on its own."""
     divergence, distance = DISTANCES[name]
     y, u = np.array([1.0, 1.0, 1.0, 0.0, 1.0]), 4.0
-    model = logistic_regression([], prior_scale=u**0.5, family=DiagonalGaussian)
+    model = logistic_regression([], prior_scale=u**0.5, covariance=DiagonalGaussian)
     clients = {"a": (np.zeros((5, 0)), y)}
     fit = cavity.run(cavity.FedGVI(model, NLL, divergence, damping=Fixed(1.0)), clients, rounds=1)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
@@ -326,7 +326,7 @@ def test_how_much_of_a_factor_can_be_removed(family):
 @thorough
 def test_a_client_with_nearly_all_rows_converges(sizes, family):
     """Its cavity is little more than the prior, and must stay so: else its own rows would count twice."""
-    model, (x, y) = logistic_regression(2, prior_scale=10.0, family=family), classes(num_rows=60)
+    model, (x, y) = logistic_regression(2, prior_scale=10.0, covariance=family), classes(num_rows=60)
     parts = np.split(np.arange(60), np.cumsum(sizes)[:-1])
     clients = {f"client-{m}": (x[part], y[part]) for m, part in enumerate(parts)}
     pooled = cavity.run(cavity.FedGVI(model, losses.Beta(0.5)), {"all": (x, y)}, rounds=1)
@@ -341,7 +341,7 @@ def test_a_client_with_nearly_all_rows_converges(sizes, family):
 ])  # fmt: skip
 def test_what_needs_a_proper_cavity_gets_one(loss, divergence):
     """With posterior / factor improper there would be no minimiser; less is removed, and nothing diverges."""
-    model = linear_regression(1, noise_sd=1.0, prior_scale=3.0, family=DiagonalGaussian)
+    model = linear_regression(1, noise_sd=1.0, prior_scale=3.0, covariance=DiagonalGaussian)
     method = cavity.FedGVI(model, loss, divergence)
     posterior = DiagonalGaussian(jnp.array([1.0, 2.0]), jnp.array([4.0, 4.0]))
     row = DiagonalGaussian(jnp.array([0.5, 1.0]), jnp.array([5.0, 1.0]))  # the first coordinate's cavity is improper
@@ -369,7 +369,7 @@ def test_a_sweep_over_a_number_compiles_once(monkeypatch):
         return plain(self, likelihood, f, log_power)
 
     monkeypatch.setattr(losses.Beta, "assemble", counted)
-    model, clients = normal_location(family=DiagonalGaussian), {"a": np.arange(4.0), "b": np.ones(4)}
+    model, clients = normal_location(covariance=DiagonalGaussian), {"a": np.arange(4.0), "b": np.ones(4)}
     counts = []
     for beta, alpha in ((0.3, 1.2), (0.5, 1.2), (0.5, 2.0)):
         cavity.run(cavity.FedGVI(model, losses.Beta(beta), Renyi(alpha)), clients, rounds=1)

@@ -45,7 +45,7 @@ def test_a_gaussian_model_starts_at_its_posterior(num_clients):
 @pytest.mark.slow
 def test_without_correlations_the_scales_are_the_best_ones():
     """The mean field nearest to a Gaussian has the variances of each latent given the others."""
-    algorithm, _ = started(SFVI(model_once(), family=mean_field))
+    algorithm, _ = started(SFVI(model_once(), covariance=mean_field))
     precision = np.asarray(exact_family()[0].gaussian.precision)
     np.testing.assert_allclose(np.exp(algorithm.prior.q.log_scale), np.diag(precision) ** -0.5, rtol=1e-6)
 

@@ -86,7 +86,9 @@ class ScaledKL(Divergence):
 
 
 def tempered():
-    model = cavity.models.linear_regression(1, noise_sd=2.0, prior_scale=0.5, family=DiagonalGaussian, intercept=False)
+    model = cavity.models.linear_regression(
+        1, noise_sd=2.0, prior_scale=0.5, covariance=DiagonalGaussian, intercept=False
+    )
     solver = natural_descent(4.0, 100)
     return cavity.FedGVI(model, NegativeLogLikelihood(), ScaledKL(2.0), solver=solver, damping=Fixed(1.0))
 
@@ -259,7 +261,8 @@ def with_levels():
 @VARIANTS
 def test_an_algorithm_whose_clients_keep_something(tmp_path, held_by_clients):
     algorithm, clients = with_levels()
-    fit = check_runs_and_resumes(tmp_path, algorithm, clients, held_by_clients=held_by_clients, rounds=60)
+    factors = "clients" if held_by_clients else "server"
+    fit = check_runs_and_resumes(tmp_path, algorithm, clients, factors=factors, rounds=60)
     for name, (x, y) in clients.items():
         state = fit.client_states[name]
         assert state.pending.local.moves == 60  # as often as it was asked

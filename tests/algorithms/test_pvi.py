@@ -199,7 +199,7 @@ REGRESSIONS = {
 
 def model_of(name, family=FullGaussian):
     scenario, constructor = REGRESSIONS[name]
-    return constructor(scenario.x.shape[1], prior_scale=scenario.prior_scale, family=family)
+    return constructor(scenario.x.shape[1], prior_scale=scenario.prior_scale, covariance=family)
 
 
 @cache

@@ -93,7 +93,7 @@ def test_what_cannot_be_averaged_is_refused():
         return LowRankGlobal(mean, jnp.log(scale), jnp.zeros((len(mean), 1)))
 
     with pytest.raises(CavityError, match="barycentre"):
-        SFVIAvg(model_once(), total=14, family=low_rank)
+        SFVIAvg(model_once(), total=14, covariance=low_rank)
     with pytest.raises(CavityError, match="total number"):
         SFVIAvg(model_once(), total=0)
     with pytest.raises(CavityError, match="local_steps"):

@@ -260,10 +260,22 @@ def test_run_writes_its_results(command, tmp_path):
     for estimate in fit.summary():
         assert float(rows[estimate.name]["mean"]) == pytest.approx(estimate.mean, rel=1e-11)
         assert float(rows[estimate.name]["upper"]) == pytest.approx(estimate.upper, rel=1e-11)
+    assert {row["level"] for row in rows.values()} == {"0.95"}
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     assert [record["round"] for record in history] == list(range(1, len(history) + 1))
     assert json.loads((directory / "versions.json").read_text())["study"] == read_study("study.toml").hash
     assert (directory / "study.toml").read_text() == FEDERATED
+
+
+def test_run_has_intervals_of_the_level_asked_for(command, tmp_path):
+    code, out, _ = command("run", "study.toml", "--data", "data", "--level", "0.5")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["parameter", "mean", "sd", "25%", "75%"]
+    with open(tmp_path / "runs" / "trial-1" / "summary.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            assert row["level"] == "0.5"
+            half = float(row["upper"]) - float(row["mean"])
+            assert half == pytest.approx(0.6744898 * float(row["sd"]), rel=1e-6)
 
 
 def test_an_interrupted_run_resumes_to_the_same_posterior(command, tmp_path, monkeypatch):

@@ -50,14 +50,14 @@ def check_expected_mean(likelihood, mean, variance, expected, rtol):
 
 
 @eqx.filter_jit
-def _log_power_integral(likelihood, f, power):
+def log_power_integral(likelihood, f, power):
     value = jax.vmap(lambda f: likelihood.log_power_integral(f, power))
     return value(f), jax.vmap(jax.grad(lambda f: likelihood.log_power_integral(f, power)))(f)
 
 
 def check_power_integral(likelihood, f, power, expected, slopes, atol=1e-11):
     """Log of the integral of p^power over outcomes, and its slopes in f."""
-    got, got_slopes = _log_power_integral(likelihood, f, jnp.asarray(power, float))
+    got, got_slopes = log_power_integral(likelihood, f, jnp.asarray(power, float))
     assert got.shape == (len(f),)
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=atol)
     np.testing.assert_allclose(got_slopes, slopes, rtol=1e-8, atol=10 * atol)

@@ -58,7 +58,7 @@ def rows(seed=3):
 
 def problem(family, data: Data, cavity_precision) -> Problem:
     """With a diagonal cavity around (0.3, 0.3, 0.3), which may be improper, and a standard normal start."""
-    model = linear_regression(DIMENSION - 1, noise_sd=NOISE_SD, family=family)
+    model = linear_regression(DIMENSION - 1, noise_sd=NOISE_SD, covariance=family)
 
     def shaped(diagonal):
         return jnp.diag(diagonal) if family is FullGaussian else diagonal

@@ -333,7 +333,7 @@ def test_a_reply_that_is_no_number_is_refused_and_logged(caplog, leaf, value, sc
     spoil = spoil_delta(value, leaf)
     with caplog.at_level(logging.WARNING, logger="cavity"):
         server, history, _ = run_with_a_sick_client(2, spoil, schedule, 6, held_by_clients=held_by_clients)
-    healthy = fit_two(rounds=6, tolerance=0.0, schedule=schedule, held_by_clients=held_by_clients)
+    healthy = fit_two(rounds=6, tolerance=0.0, schedule=schedule, factors="clients" if held_by_clients else "server")
     assert distance(server.posterior, healthy.posterior) < 1e-9
     refusals = [record.getMessage() for record in caplog.records]
     assert len(refusals) == 2

@@ -70,14 +70,14 @@ def grouped_model():
 
 MODELS = {
     "linear, known noise": (lambda: M.linear_regression(2, noise_sd=0.7), (X, Z)),
-    "linear, mean field": (lambda: M.linear_regression(2, noise_sd=0.7, family=DiagonalGaussian), (X, Z)),
+    "linear, mean field": (lambda: M.linear_regression(2, noise_sd=0.7, covariance=DiagonalGaussian), (X, Z)),
     "linear": (lambda: M.linear_regression(2), (X, Z)),
     "logistic": (lambda: M.logistic_regression(2), (X, YES)),
-    "probit": (lambda: M.probit_regression(2, family=DiagonalGaussian), (X, YES)),
+    "probit": (lambda: M.probit_regression(2, covariance=DiagonalGaussian), (X, YES)),
     "Poisson": (lambda: M.poisson_regression(2), (X, COUNTS)),
     "softmax": (lambda: M.softmax_regression(2, 3), (X, CLASSES)),
     "with_shrinkage_prior": (lambda: M.with_shrinkage_prior(M.logistic_regression(2), M.Horseshoe(0.5)), (X, YES)),
-    "location": (lambda: M.normal_location(2, covariance=[[1.0, 0.6], [0.6, 2.0]]), X),
+    "location": (lambda: M.normal_location(2, noise_covariance=[[1.0, 0.6], [0.6, 2.0]]), X),
     "share": (lambda: M.BernoulliShare(Beta(jnp.array(2.0), jnp.array(1.0))), YES),
     "rate": (lambda: M.PoissonRate(Gamma(jnp.array(2.0), jnp.array(1.0))), COUNTS),
     "shares": (lambda: M.CategoricalShares(Dirichlet(jnp.ones(3)), 3), CLASSES),

@@ -72,8 +72,8 @@ def log_likelihood(parameters, batch):
 
 
 LINEAR = linear_regression(1, noise_sd=1.0)
-MEAN_FIELD = linear_regression(1, noise_sd=1.0, family=DiagonalGaussian)
-ISOTROPIC = linear_regression(1, noise_sd=1.0, family=IsotropicGaussian)
+MEAN_FIELD = linear_regression(1, noise_sd=1.0, covariance=DiagonalGaussian)
+ISOTROPIC = linear_regression(1, noise_sd=1.0, covariance=IsotropicGaussian)
 UNKNOWN = linear_regression(1)
 LOGISTIC = logistic_regression(1)
 CAUCHY = Regression(FullGaussian(jnp.zeros(2), jnp.eye(2)), CauchyNoise(), ("x",))

@@ -114,7 +114,7 @@ def test_bad_requests_are_refused_before_work_starts():
             cavity.run(algorithm(), some, **options)
     for source, options, message in (
         (LoadedWhenAsked({}), {}, "has no clients"),
-        (LoadedWhenAsked(some), {"held_by_clients": True}, "keep no state"),
+        (LoadedWhenAsked(some), {"factors": "clients"}, "keep no state"),
         (LoadedWhenAsked(some), {"visit_seconds": dict.fromkeys(some, 1.0)}, "data are in memory"),
     ):
         with pytest.raises(CavityError, match=message):

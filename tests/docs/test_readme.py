@@ -34,7 +34,7 @@ def test_python_is_eight_lines_and_prints_the_summary(capsys):
 def test_demo_output_is_real(tmp_path, capsys):
     jax.devices()  # the command does not change the devices once JAX has started
     with pytest.raises(SystemExit) as ended:
-        main(["demo", "--out", str(tmp_path)])
+        main(["demo", "--output", str(tmp_path)])
     assert ended.value.code == 0
     printed = words(capsys.readouterr().out)
     for line in DEMO.splitlines():

@@ -51,7 +51,7 @@ def test_linear_regression_has_its_closed_form_for_any_partition(owner):
 
 
 def test_schedules_and_who_keeps_the_factors_do_not_matter():
-    for options in ({"schedule": Sequential()}, {"held_by_clients": True}):
+    for options in ({"schedule": Sequential()}, {"factors": "clients"}):
         np.testing.assert_allclose(linear_fit(**options).log_evidence, linear_evidence(X, Y), rtol=1e-11)
 
 
@@ -92,7 +92,7 @@ def test_it_is_the_bound_at_the_final_posterior_whatever_the_schedule(owner, sch
         schedule=schedule,
         rounds=rounds,
         seed=seed,
-        held_by_clients=held,
+        factors="clients" if held else "server",
         visit_seconds={"c0": 1.0, "c1": 1.7, "c2": 2.9, "c3": 0.4} if isinstance(schedule, Asynchronous) else None,
     )
     assert fit.log_evidence == pytest.approx(pooled_bound(fit.posterior, X, y, 3.0), abs=1e-8)
@@ -199,7 +199,7 @@ def test_importance_weights_correct_the_bound_of_a_poor_family():
     clients = scenarios.clients(x, y, scenarios.homogeneous(30, 2))
     models = {
         "full": linear_regression(2, noise_sd=1.0, prior_scale=2.0),
-        "mean field": linear_regression(2, noise_sd=1.0, prior_scale=2.0, family=DiagonalGaussian),
+        "mean field": linear_regression(2, noise_sd=1.0, prior_scale=2.0, covariance=DiagonalGaussian),
     }
     fits = {name: cavity.run(cavity.PVI(model), clients, rounds=500) for name, model in models.items()}
     bounds = cavity.compare(fits)

@@ -136,7 +136,7 @@ def correlated(family):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 1)) + 0.07 * rng.normal(size=(40, 2))
     y = x.sum(axis=1) + rng.normal(size=40)
-    model = linear_regression(2, noise_sd=1.0, intercept=False, family=family)
+    model = linear_regression(2, noise_sd=1.0, intercept=False, covariance=family)
     return cavity.run(cavity.PVI(model), scenarios.clients(x, y, scenarios.homogeneous(40, 3)), rounds=1000), x
 
 
@@ -153,7 +153,7 @@ def test_k_is_high_where_mean_field_meets_correlation():
     assert weights.pareto_k == pytest.approx(exact, abs=0.15)  # a logarithm slows the tail's way to its limit
     table = str(fit.summary())
     assert "approximation: do not use" in table
-    assert "family=FullGaussian" in table
+    assert 'covariance="full"' in table
 
 
 def test_k_vanishes_with_the_family_that_knows_correlations():

@@ -254,7 +254,7 @@ def test_many_parameters(family):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 60)) + rng.normal(size=(200, 1))
     y = x[:, 0] + rng.normal(size=200)
-    model = linear_regression(60, noise_sd=1.0, intercept=False, family=family)
+    model = linear_regression(60, noise_sd=1.0, intercept=False, covariance=family)
     found = cavity.run(cavity.PVI(model), {"a": (x[:90], y[:90]), "b": (x[90:], y[90:])}).verdict
     if family is FullGaussian:
         assert found.verdict == "exact for practical purposes"
@@ -264,7 +264,9 @@ def test_many_parameters(family):
 
 
 def test_more_parameters_than_weights_are_of_use_for():
-    model = linear_regression(assessment.MOST_PARAMETERS + 1, noise_sd=1.0, intercept=False, family=DiagonalGaussian)
+    model = linear_regression(
+        assessment.MOST_PARAMETERS + 1, noise_sd=1.0, intercept=False, covariance=DiagonalGaussian
+    )
     rows = (np.random.default_rng(0).normal(size=(4, assessment.MOST_PARAMETERS + 1)), np.arange(4.0))
     found = cavity.run(cavity.PVI(model), {"a": rows}, rounds=1).verdict
     assert found.verdict == "not assessed"

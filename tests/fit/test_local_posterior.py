@@ -171,6 +171,10 @@ def test_predictions_at_a_client():
         of_new_unit(0.0),
     ]
     check_prediction(predicted, *np.array(expected).T)
+    half = fitted().local(CLIENT).predict(x, level=0.5, num_draws=NUM_DRAWS)
+    assert (predicted.level, half.level) == (0.95, 0.5)
+    for found, halves in ((predicted, 1.96), (half, 0.6745)):  # the expected outcome is Gaussian
+        np.testing.assert_allclose(np.asarray(found.upper) - found.lower, 2 * halves * np.asarray(found.sd), rtol=0.05)
 
 
 @thorough

@@ -62,9 +62,9 @@ def assert_same_run(fit, other):
 
 
 @pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["float64", "float32"])
-@pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
+@pytest.mark.parametrize("factors", ["server", "clients"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
-def test_killed_and_resumed(tmp_path, schedule, held_by_clients, double):
+def test_killed_and_resumed(tmp_path, schedule, factors, double):
     clients = logistic_clients()
     with jax.enable_x64(double):
         if isinstance(schedule, Synchronous):
@@ -74,7 +74,7 @@ def test_killed_and_resumed(tmp_path, schedule, held_by_clients, double):
             algorithm = cavity.PVI(cavity.models.linear_regression(1, noise_sd=1.0), damping=Fixed(0.7))
         options = {
             "schedule": schedule,
-            "held_by_clients": held_by_clients,
+            "factors": factors,
             "rounds": ROUNDS,
             "tolerance": 0.0,
             "seed": 7,

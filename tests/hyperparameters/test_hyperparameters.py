@@ -51,7 +51,7 @@ def highest(objective, num):
 
 @cache
 def linear_fit(partition="alike", family=None):
-    model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=10.0, family=family)
+    model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=10.0, covariance=family)
     return cavity.run(cavity.PVI(model), scenarios.clients(X, Y, PARTITIONS[partition]))
 
 
@@ -106,7 +106,7 @@ def test_other_families_reach_the_top_of_their_own_bound(family):
     mean, variance = np.asarray(fit.posterior.mean), np.broadcast_to(np.asarray(fit.posterior.variance), (4,))
     assert np.sum(mean**2 + variance) / 4 == pytest.approx(scales(fit)[0] ** 2, rel=1e-5)
     for factor in (0.9, 1.1):
-        model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=factor * scales(fit)[0], family=family)
+        model = linear_regression(3, noise_sd=NOISE_SD, prior_scale=factor * scales(fit)[0], covariance=family)
         other = cavity.run(cavity.PVI(model), scenarios.clients(X, Y, PARTITIONS["alike"]), tolerance=1e-10)
         assert other.log_evidence < fit.log_evidence
 
@@ -270,8 +270,8 @@ def test_bad_parts_are_reported():
     robust = cavity.run(cavity.FedGVI(normal_location(), Beta(0.5)), {"a": np.ones((3, 1))}, rounds=1)
     with pytest.raises(CavityError, match="has no evidence"):
         robust.learn(PriorScale())
-    held = cavity.run(linear_fit().algorithm, clients, held_by_clients=True)
-    with pytest.raises(CavityError, match="without held_by_clients"):
+    held = cavity.run(linear_fit().algorithm, clients, factors="clients")
+    with pytest.raises(CavityError, match='factors="server"'):
         held.learn(PriorScale())
 
 

@@ -292,7 +292,7 @@ def test_a_message_imports_nothing(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     monkeypatch.delitem(sys.modules, "cavity.models.topics", raising=False)
-    type_table._in_table.cache_clear()
+    type_table.clear_caches()
     for name in ("models.prod_lda/1", "cavity.models.topics:ProdLDA", "cavity.cli.main:app", "models.nothing/1"):
         with pytest.raises(ProtocolError, match="not a type that"):
             decode(fuzzing.signed("leeds", serialization.seal(body({"type": name, "fields": {}}))), fuzzing.verify)
@@ -303,7 +303,7 @@ def test_a_file_imports_only_what_the_table_names(monkeypatch):
 
     imported = []
     monkeypatch.setattr(importlib, "import_module", lambda name: imported.append(name))
-    type_table._in_table.cache_clear()
+    type_table.clear_caches()
     paths = ("cavity.cli.main", "cavity_experiments.runner", "cavity.network.flower", "cavity.network.keys", "os")
     for name in [*(f"{module}:Thing" for module in paths), *paths, *(f"{module}/1" for module in paths), "user:os"]:
         with pytest.raises(CheckpointError):
@@ -340,7 +340,13 @@ class TestGreetings:
             session.greeted("1", known, Delivery("1", data))
         assert session.addresses == {}
         assert caplog.text.count("sent no valid greeting") == 5
-        assert session._notices["1"]  # the next greeting says why
+        sent = {}
+        monkeypatch.undo()
+        monkeypatch.setattr(session.transport, "reachable", lambda: {"1": known})
+        monkeypatch.setattr(session.transport, "send", lambda contents, seconds: sent.update(contents) or {})
+        session.connected()
+        # the next greeting says what was wrong with the last response
+        assert decode(sent["1"], protocol.unverified).body["notice"] == "it is incomplete"
 
     def test_a_crafted_greeting_does_not_stop_the_server(self, caplog):
         session = self.session([])

@@ -68,7 +68,7 @@ def test_everything_that_a_run_writes_is_private(tmp_path):
 
 def test_a_child_creates_private_files(tmp_path):
     child = Child(["/bin/sh", "-c", f"touch '{tmp_path}/made'"], tmp_path / "log")
-    child._process.wait(10)
+    assert child.wait(10.0) == 0
     assert mode(tmp_path / "made") == 0o600
 
 

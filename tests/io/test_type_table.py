@@ -1,5 +1,6 @@
 """The table of stored types: identifiers, versions of fields, classes from outside, and the tool that keeps it."""
 
+import contextlib
 import dataclasses
 import sys
 import tomllib
@@ -15,11 +16,13 @@ import pytest
 
 import cavity
 from cavity.core import Loss, Plan, Schedule
-from cavity.core.messages import Acknowledgement, Record
+from cavity.core.messages import Record
 from cavity.distributions import Gamma
 from cavity.errors import CavityError, CheckpointError
 from cavity.io import register, serialization, type_table
 from cavity.io.type_table import Row
+from tests.fuzzing import archive
+from tests.io.test_crafted import manifest
 from tools import type_table as tool
 
 OLD = {"cavity.a:First": ("x",), "cavity.a:Second": ("y", "z"), "cavity.b:First": ("w",)}
@@ -36,30 +39,26 @@ Memory = namedtuple("Memory", ["momentum"])
 
 
 @pytest.fixture
-def registry(monkeypatch):
+def registry():
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(type_table, "_registered", {})
-    type_table.name_of.cache_clear()
     yield
-    type_table.name_of.cache_clear()
+    for name in ("offset", "memory", "other", "all_idle"):
+        with contextlib.suppress(CavityError):
+            type_table.unregister(f"mylab.{name}")
 
 
 @pytest.fixture
 def use_table(monkeypatch):
     """Put further rows into the table."""
 
-    def clear():
-        for cached in (type_table._identifiers, type_table.name_of, type_table._in_table):
-            cached.cache_clear()
-
     def use(rows):
         changed = type_table.read_table() | rows
         monkeypatch.setattr(type_table, "table", lambda: changed)
-        clear()
+        type_table.clear_caches()
 
     yield use
     monkeypatch.undo()
-    clear()
+    type_table.clear_caches()
 
 
 def module_with(name, monkeypatch, **classes):
@@ -158,8 +157,8 @@ class TestVersions:
         return Part
 
     def read(self, number, **fields):
-        reader = serialization._Reader({}, {}, True)
-        return reader.read({"type": f"models.part/{number}", "fields": fields})
+        tree = {"type": f"models.part/{number}", "fields": fields}
+        return serialization.from_bytes(serialization.seal(archive([manifest(tree)])))
 
     def test_the_newest_is_written(self, part):
         assert type_table.name_of(part) == "models.part/4"
@@ -221,10 +220,10 @@ class TestOutside:
         with pytest.raises(CheckpointError, match=r"mylab\.offset has version 1, and the version known here is 2"):
             serialization.from_bytes(content)
 
-    def test_a_class_that_is_not_registered_at_the_reader(self, monkeypatch):
+    def test_a_class_that_is_not_registered_at_the_reader(self):
         register("mylab.offset", Offset)
         content = serialization.to_bytes(Offset(1.0))
-        monkeypatch.setattr(type_table, "_registered", {})
+        type_table.unregister("mylab.offset")
         with pytest.raises(CheckpointError, match=r"mylab\.offset/1, which is not a type.*cavity\.io\.register"):
             serialization.from_bytes(content)
 
@@ -369,5 +368,6 @@ class TestTool:
     def test_what_is_not_stored_is_not_in_the_table(self):
         paths = {row.path for row in type_table.table().values()}
         assert not any(path.startswith(tool.SKIPPED) for path in paths)
-        assert not any(type_table._path_of(cls) in paths for cls in (Loss, Record))
-        assert type_table._path_of(Acknowledgement) in paths
+        assert "cavity.core.messages:Acknowledgement" in paths
+        assert not {"cavity.core.loss:Loss", "cavity.core.messages:Record"} & paths
+        assert (Loss.__module__, Record.__module__) == ("cavity.core.loss", "cavity.core.messages")

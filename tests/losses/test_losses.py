@@ -90,7 +90,7 @@ def model_of(name):
     """A location, or a regression with two features and an intercept for each predictor."""
     likelihood = LIKELIHOODS[name][0]
     if name == "vector":
-        return normal_location(2, covariance=NOISE)
+        return normal_location(2, noise_covariance=NOISE)
     k = likelihood.num_predictors
     prior = FullGaussian(jnp.zeros(3 * k), jnp.eye(3 * k))
     return Regression(prior, likelihood, ("a", "b"), True, tuple(f"f{i}" for i in range(k)), (False,) * k)
@@ -251,11 +251,11 @@ def test_powers_of_the_likelihood():
 
 MODELS = {
     "linear": (
-        linear_regression(2, noise_sd=0.8, family=DiagonalGaussian),
+        linear_regression(2, noise_sd=0.8, covariance=DiagonalGaussian),
         [Beta(0.6), Gamma(1.4), Tempered(0.3, Beta(0.6)), ScoreMatching(SquaredExponential(2.0))],
     ),
     "logistic": (
-        logistic_regression(2, family=DiagonalGaussian),
+        logistic_regression(2, covariance=DiagonalGaussian),
         [GeneralisedCrossEntropy(0.7), Tempered(0.3, Gamma(1.4))],
     ),
 }

@@ -22,7 +22,7 @@ NOISE_SD = 0.7
 COVARIANCE = np.array([[1.0, 0.5, -0.2], [0.5, 0.9, 0.1], [-0.2, 0.1, 0.6]])
 MODELS = {
     "regression": linear_regression(2, noise_sd=NOISE_SD),
-    "location": normal_location(3, covariance=COVARIANCE),
+    "location": normal_location(3, noise_covariance=COVARIANCE),
 }
 KERNELS = {
     "squared exponential": lambda width: SquaredExponential(width),

@@ -407,7 +407,7 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(tmp_path):
 def test_other_ways_to_the_same_posterior():
     """One after the other, in blocks of rounds, and with the factors at the clients."""
     algorithm, clients = counted(3).algorithm, shared_out(count_data(), [2, 4, 3])
-    for options in ({"schedule": Sequential()}, {"rounds_per_block": 5}, {"held_by_clients": True}):
+    for options in ({"schedule": Sequential()}, {"rounds_per_block": 5}, {"factors": "clients"}):
         fit = rest(algorithm, clients, **options)
         assert cavity.kl(fit.posterior, counted(3).posterior) < 1e-10, options
         assert fit.history[0]["communications"] == 3

@@ -20,7 +20,7 @@ Y, WEIGHT = RNG.normal(size=(6, 2)) + [1.0, -2.0], RNG.uniform(0, 3, 6)
 
 
 def test_its_density():
-    model, theta = normal_location(2, covariance=COVARIANCE), np.array([0.3, -0.5])
+    model, theta = normal_location(2, noise_covariance=COVARIANCE), np.array([0.3, -0.5])
     expected = stats.multivariate_normal(theta, COVARIANCE).logpdf(Y)
     np.testing.assert_allclose(model.row_log_prob(jnp.asarray(theta), jnp.asarray(Y)), expected, rtol=1e-12)
     f, y = model.predictor(jnp.asarray(theta), jnp.asarray(Y))
@@ -30,7 +30,7 @@ def test_its_density():
 
 def test_its_factor_is_the_likelihood():
     """With weights, and the constant that makes the sum right in value."""
-    model = normal_location(2, covariance=COVARIANCE)
+    model = normal_location(2, noise_covariance=COVARIANCE)
     data = Data(jnp.asarray(Y), jnp.asarray(WEIGHT), jnp.asarray(6))
     factor, constant = model.gaussian_rows.likelihood_factor(data)
     for theta in RNG.normal(size=(3, 2)):
@@ -43,7 +43,7 @@ def test_its_posterior():
     noise = np.linalg.inv(COVARIANCE)
     precision = np.eye(2) / 100 + 6 * noise
     mean = np.linalg.solve(precision, noise @ Y.sum(axis=0))
-    model, posterior = normal_location(2, covariance=COVARIANCE), normal_location(2).prior
+    model, posterior = normal_location(2, noise_covariance=COVARIANCE), normal_location(2).prior
     for rows in (Y[:2], Y[2:]):
         posterior = (
             posterior * model.gaussian_rows.likelihood_factor(Data(rows, np.ones(len(rows)), np.asarray(len(rows))))[0]
@@ -74,9 +74,9 @@ def test_in_one_dimension_it_is_an_intercept():
 
 def test_how_it_is_built():
     np.testing.assert_allclose(normal_location(2, noise_sd=[1.0, 2.0]).likelihood.root, np.diag([1.0, 2.0]))
-    assert isinstance(normal_location(2, family=DiagonalGaussian).prior, DiagonalGaussian)
+    assert isinstance(normal_location(2, covariance=DiagonalGaussian).prior, DiagonalGaussian)
     assert isinstance(cavity.PVI(normal_location(2)).solver, Conjugate)
-    assert isinstance(cavity.PVI(normal_location(2, family=DiagonalGaussian)).solver, NaturalGradient)
+    assert isinstance(cavity.PVI(normal_location(2, covariance=DiagonalGaussian)).solver, NaturalGradient)
     np.testing.assert_allclose(normal_location(2, prior_scale=3.0).prior.variance, 9.0)
     prior = FullGaussian(jnp.ones(2), jnp.eye(2))
     assert normal_location(2, prior=prior).prior is prior

@@ -71,15 +71,15 @@ def test_default_prior_is_a_scale_per_coefficient():
     np.testing.assert_array_equal(prior.mean, np.zeros(3))
     scales = np.array([5.0, 1.0, 0.5])
     for family in (FullGaussian, DiagonalGaussian):
-        prior = logistic_regression(2, prior_scale=scales, family=family).prior
+        prior = logistic_regression(2, prior_scale=scales, covariance=family).prior
         assert isinstance(prior, family)
         np.testing.assert_allclose(prior.variance, scales**2, rtol=1e-12)
     assert isinstance(logistic_regression(2000).prior, DiagonalGaussian)
-    prior = logistic_regression(2, family=IsotropicGaussian).prior
+    prior = logistic_regression(2, covariance=IsotropicGaussian).prior
     assert prior.precision.shape == ()
     np.testing.assert_allclose(prior.covariance, 2.5**2 * np.eye(3), rtol=1e-12)
     with pytest.raises(CavityError, match="one scale"):
-        logistic_regression(2, prior_scale=scales, family=IsotropicGaussian)
+        logistic_regression(2, prior_scale=scales, covariance=IsotropicGaussian)
 
 
 def test_models_that_do_not_fit_are_refused():

@@ -136,7 +136,7 @@ def test_a_horseshoe_is_pooled_vi(partition):
 def several(name, partition, family=FullGaussian):
     problem = scenarios.logistic(num_rows=90, num_features=3)
     parts = [np.arange(90)] if partition == "pooled" else scenarios.label_sorted(problem.y, 3)
-    model = with_shrinkage_prior(logistic_regression(3, family=family), PRIORS[name][0])
+    model = with_shrinkage_prior(logistic_regression(3, covariance=family), PRIORS[name][0])
     clients = scenarios.clients(problem.x, problem.y, parts)
     return cavity.run(cavity.PVI(model), clients, rounds=500, tolerance=1e-10), problem
 
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_reported():
     with pytest.raises(CavityError, match="give a regression and a prior"):
         with_shrinkage_prior(Laplace(1.0), regression)
     with pytest.raises(CavityError, match="full or diagonal"):
-        with_shrinkage_prior(logistic_regression(2, family=IsotropicGaussian), Laplace(1.0))
+        with_shrinkage_prior(logistic_regression(2, covariance=IsotropicGaussian), Laplace(1.0))
     with pytest.raises(CavityError, match="no slopes"):
         with_shrinkage_prior(logistic_regression([]), Laplace(1.0))
     with pytest.raises(CavityError, match="goes with PVI"):

@@ -241,9 +241,14 @@ def test_predictions_against_the_mixture_of_gaussians():
     np.testing.assert_allclose(found.mean, mean.mean(axis=0), rtol=1e-9)
     exact = variance.mean(axis=0) + mean.var(axis=0)
     np.testing.assert_allclose(found.variance, exact, rtol=0.12)  # 2,000 draws: 3 % of a variance each, four of these
-    for level in (0.05, 0.5, 0.95):
-        below = stats.norm.cdf(np.asarray(found.quantile(level)), mean, np.sqrt(variance)).mean(axis=0)
-        np.testing.assert_allclose(below, level, atol=0.03)  # four standard errors of 2,000 draws, which share 50 phi
+    assert (found.level, fit.predict(new, level=0.5).level) == (0.95, 0.5)
+    np.testing.assert_allclose([found.lower, found.upper], found.quantile([0.025, 0.975]), rtol=1e-12)
+    narrow = fit.predict(new, level=0.5, num_draws=50)
+    np.testing.assert_allclose([narrow.lower, narrow.upper], found.quantile([0.25, 0.75]), rtol=1e-12)
+    for probability in (0.05, 0.5, 0.95):
+        below = stats.norm.cdf(np.asarray(found.quantile(probability)), mean, np.sqrt(variance)).mean(axis=0)
+        # four standard errors of 2,000 draws, which share 50 phi
+        np.testing.assert_allclose(below, probability, atol=0.03)
 
 
 def test_what_users_may_get_wrong():

@@ -24,7 +24,7 @@ from tests.contracts.faults import check_survives_faults
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 DESCENT = SGMCMC(SGDIterates(0.01), ScaledIdentity(1.0), num_epochs=2, burn_in=1)
-FLAT = cavity.models.linear_regression(1, noise_sd=0.7, family=DiagonalGaussian)
+FLAT = cavity.models.linear_regression(1, noise_sd=0.7, covariance=DiagonalGaussian)
 FULL = cavity.models.linear_regression(1, noise_sd=0.7)
 
 

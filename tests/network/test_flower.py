@@ -19,7 +19,6 @@ pytest.importorskip("numpyro")
 from cryptography.hazmat.primitives import serialization
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, UnregisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from cavity.network import protocol
@@ -283,15 +282,15 @@ def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(ri
 
 def test_a_connection_that_breaks_in_the_middle_of_a_response(rig, tmp_path, monkeypatch):
     """The SuperNode has the first part, waits for the rest for ever, and would send nothing else."""
-    push, broken, york = RuntimeHttpClient.PushObject, [], rig.loopback.nodes["york"]
+    send, broken, york = httpx.Client.send, [], rig.loopback.nodes["york"]
 
-    def breaks_once(self, request):
-        if not broken and self._base_url.endswith(f":{york.port}"):
-            broken.append(request.object_id)
+    def breaks_once(self, request, **options):
+        if not broken and request.url.port == york.port and request.url.path.endswith("/push-object"):
+            broken.append(request.url)
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
-        return push(self, request)
+        return send(self, request, **options)
 
-    monkeypatch.setattr(RuntimeHttpClient, "PushObject", breaks_once)
+    monkeypatch.setattr(httpx.Client, "send", breaks_once)
     text = study_text(4, '[run]\nschedule = "synchronous"\nrounds = 2\n')
     study = FlowerStudy(rig, tmp_path, text, four_hospitals())
     fit, reference = study.run(), study.in_one_process()

@@ -315,7 +315,7 @@ def test_an_honest_study_runs_to_its_end(tmp_path, extra):
         FEDERATED + extra,
         tmp_path / "run",
         transport,
-        ServerConfig(seconds=20.0),
+        ServerConfig(round_timeout=20.0),
         clock=transport.clock,
         sleep=transport.sleep,
     ).run()

@@ -337,7 +337,7 @@ class SimulatedStudy:
             self.text,
             self.folder / "run",
             self.transport,
-            ServerConfig(notify=self.lines.append, seconds=20.0, **self.config),
+            ServerConfig(notify=self.lines.append, round_timeout=20.0, **self.config),
             observers=[observer],
             clock=self.transport.clock,
             sleep=sleep or self.transport.sleep,
@@ -359,10 +359,12 @@ class SimulatedStudy:
 class TestStudies:
     @pytest.mark.parametrize("text", [STUDY, FEDERATED], ids=["unscaled", "federated scaling"])
     def test_the_same_as_in_one_process(self, tmp_path, text):
-        simulated = SimulatedStudy(tmp_path, text)
+        simulated = SimulatedStudy(tmp_path, text, level=0.8)
         fit = simulated.run()
         assert fit.converged
         assert gap(fit.posterior, simulated.alone()) < 1e-9
+        results = (tmp_path / simulated.study.clients[0] / "results" / "summary.csv").read_text().splitlines()
+        assert {line.rpartition(",")[2] for line in results[1:]} == {"0.8"}
         assert fit.history[-1]["round"] == len(run_study(simulated.study, simulated.tables).history)
         for name in simulated.study.clients:
             assert (tmp_path / name / "results" / "posterior.npz").read_bytes() == (

@@ -25,7 +25,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "made" / "by it"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as exit:
-        main(["demo", "--out", str(folder), "--seed", "3"])
+        main(["demo", "--output", str(folder), "--seed", "3"])
     assert exit.value.code == 0
     return " ".join(printed.getvalue().split()), folder
 
@@ -97,11 +97,11 @@ def test_the_hospital_with_three_patients_is_left_out_with_a_reason(demo):
 
 @thorough
 def test_the_level_of_intervals_can_be_chosen(tmp_path, command):
-    code, out, _ = command("demo", "--out", str(tmp_path), "--level", "0.5")
+    code, out, _ = command("demo", "--output", str(tmp_path), "--level", "0.5")
     assert code == 0
     assert "50 % interval" in out
     assert "95 % interval" not in out
-    code, _, err = command("demo", "--out", str(tmp_path), "--level", "95")
+    code, _, err = command("demo", "--output", str(tmp_path), "--level", "95")
     assert code != 0
     assert "level is a probability between 0 and 1" in err
 

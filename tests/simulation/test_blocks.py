@@ -38,7 +38,8 @@ EXACT, NOISY = "natural gradient", "mini-batches and draws"
 ALGORITHMS = {
     EXACT: PVI(logistic_regression(1), solver=NaturalGradient()),
     NOISY: PVI(
-        logistic_regression(1, family=DiagonalGaussian), solver=Gradient(optax.adam, 0.05, num_steps=30, batch_size=8)
+        logistic_regression(1, covariance=DiagonalGaussian),
+        solver=Gradient(optax.adam, 0.05, num_steps=30, batch_size=8),
     ),
 }
 method_of = pytest.mark.parametrize("method", ALGORITHMS)
@@ -177,7 +178,7 @@ def test_a_run_of_blocks_compiles_once():
         calls.append(None)
         return -0.5 * (batch - theta) ** 2
 
-    algorithm = PVI(function_model(log_likelihood, 0.0, family=DiagonalGaussian), solver=NaturalGradient())
+    algorithm = PVI(function_model(log_likelihood, 0.0, covariance=DiagonalGaussian), solver=NaturalGradient())
     data = {name: Data(np.arange(3.0), np.ones(3), np.asarray(3)) for name in "ab"}
     engine = LocalEngine(algorithm, data)
     server = training.open_federation(algorithm, Synchronous(), list(data), 0)
@@ -221,7 +222,7 @@ class Puppet(Solver):
 
 
 def puppets(damping, powers, limit=np.inf):
-    model = function_model(lambda theta, batch: batch, 0.0, prior_scale=1.0, family=DiagonalGaussian)
+    model = function_model(lambda theta, batch: batch, 0.0, prior_scale=1.0, covariance=DiagonalGaussian)
     data = {str(i): Data(np.array([power]), np.ones(1), np.asarray(1)) for i, power in enumerate(powers)}
     return PVI(model, solver=Puppet(limit), damping=damping), data
 
@@ -246,7 +247,7 @@ def test_backing_off_from_a_residual_that_grows():
     for i in range(4):
         x = rng.normal(size=(20, 1)) + 0.1 * rng.normal(size=(20, 3))
         made[str(i)] = Data((x, (x[:, 0] > 0).astype(float)), np.ones(20), np.asarray(20))
-    algorithm = PVI(logistic_regression(3, family=DiagonalGaussian, intercept=False))
+    algorithm = PVI(logistic_regression(3, covariance=DiagonalGaussian, intercept=False))
     alone = run_local(algorithm, made, rounds=8)
     exponents = [record["exponent"] for record in alone[1]]
     assert min(exponents) < 1.0

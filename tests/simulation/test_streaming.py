@@ -317,11 +317,9 @@ def test_clients_of_similar_size_work_together():
 
 @pytest.mark.parametrize(("num_clients", "filled"), [(1, 1), (3, 3), (7, 7), (9, 10), (13, 14), (33, 40), (250, 256)])
 def test_few_numbers_of_clients_at_little_cost(num_clients, filled):
-    _, engine, _ = opened(Lazy(), 256)
-    if engine._mesh.size == 1:
-        assert engine._filled(num_clients) == filled
-    assert num_clients <= engine._filled(num_clients) <= 1.25 * num_clients + engine._mesh.size
-    engine.close()
+    assert streaming.filled(num_clients, 256, 1) == filled
+    for num_devices in (2, 3, 8):
+        assert num_clients <= streaming.filled(num_clients, 256, num_devices) <= 1.25 * num_clients + num_devices
 
 
 def test_the_chunk_suits_the_posterior():
@@ -330,10 +328,10 @@ def test_the_chunk_suits_the_posterior():
     assert streaming.suitable_chunk(PointMass(np.zeros(10_000_000, np.float32))) == 6
     assert streaming.suitable_chunk(PointMass(np.broadcast_to(np.float32(0), 10**9))) == 1
     _, engine, _ = opened(Lazy(), None)
-    assert engine._chunk == streaming.LARGEST_CHUNK
+    assert engine.chunk == streaming.LARGEST_CHUNK
     engine.close()
     _, engine, _ = opened(Lazy(), 3)
-    assert engine._chunk == 3
+    assert engine.chunk == 3
     engine.close()
 
 

@@ -149,7 +149,7 @@ def test_fisher_information_of_a_linear_regression():
 def test_fisher_information_of_a_logistic_regression():
     """Sum of p (1 - p) x^2, whatever the outcomes in the data are; weights count rows."""
     x = np.random.default_rng(1).normal(size=(9, 2))
-    model = logistic_regression(2, family=DiagonalGaussian)
+    model = logistic_regression(2, covariance=DiagonalGaussian)
     weight = np.array([2.0, 0.0, *[1.0] * 7])
     theta = jnp.asarray([0.2, 1.0, -0.5])
     problem = the_problem()
@@ -247,7 +247,7 @@ def test_bad_parts():
         SGDIterates(0.0)
     with pytest.raises(CavityError, match="shrinkage"):
         SampleMoments(-1.0)
-    own = function_model(lambda p, batch: -((batch - p) ** 2), 0.0, family=DiagonalGaussian)
+    own = function_model(lambda p, batch: -((batch - p) ** 2), 0.0, covariance=DiagonalGaussian)
     problem = the_problem()
     for spread in (DiagonalFisher(), NaturalVI()):
         with pytest.raises(UnsuitableError, match="can draw outcomes"):

@@ -54,7 +54,7 @@ def fitted(name, mean_field=False):
     constructor, scenario, _ = REGRESSIONS[name]
     problem = scenario()
     family = DiagonalGaussian if mean_field else None
-    model = constructor(2, prior_scale=problem.prior_scale, family=family)
+    model = constructor(2, prior_scale=problem.prior_scale, covariance=family)
     clients = scenarios.clients(problem.x, problem.y, scenarios.homogeneous(len(problem.y), NUM_CLIENTS))
     fit = cavity.run(cavity.PVI(model, solver=None if mean_field else PowerEP()), clients, rounds=200)
     assert len(clients) == NUM_CLIENTS

@@ -95,7 +95,7 @@ def exact(problem):
 @cache
 def mean_field():
     """A problem that a test may pad, and what is true of it."""
-    model = logistic_regression(2, family=DiagonalGaussian)
+    model = logistic_regression(2, covariance=DiagonalGaussian)
     return model, exact(problem(model, rows(2)))
 
 
@@ -122,7 +122,7 @@ def test_the_reference_by_hand():
 @pytest.mark.slow
 def test_several_predictors_per_row():
     """Predictors that share a covariance are drawn together."""
-    this = problem(softmax_regression(2, 3, family=FullGaussian), rows(3))
+    this = problem(softmax_regression(2, 3, covariance=FullGaussian), rows(3))
     assert_unbiased(LocalDraws(1), 50, this, exact(this))
 
 
@@ -143,7 +143,7 @@ def test_local_draws_of_a_network_have_the_distribution_of_its_weights():
 
 
 @pytest.mark.parametrize(
-    "model", [logistic_regression(2, family=DiagonalGaussian), network()], ids=["regression", "network"]
+    "model", [logistic_regression(2, covariance=DiagonalGaussian), network()], ids=["regression", "network"]
 )
 @thorough
 def test_padding_does_not_change_a_single_draw(model):
@@ -166,7 +166,7 @@ def test_a_row_that_no_coefficient_sees_has_a_gradient():
     """A row of zeros has a predictor without variance, where the derivative of a root is infinite."""
     data = replace(rows(3), batch=(np.zeros((NUM_ROWS, 2)), rows(3).batch[1]))
     for make in (logistic_regression, partial(softmax_regression, num_classes=3)):
-        this = problem(make(2, intercept=False, family=DiagonalGaussian), data)
+        this = problem(make(2, intercept=False, covariance=DiagonalGaussian), data)
         assert np.isfinite(estimate(descent(LocalDraws()), this, keys(0, 2))).all()
 
 

@@ -309,7 +309,7 @@ def test_a_sweep_compiles_once(run, sweep):
         calls.append(None)
         return -0.5 * (batch - theta) ** 2
 
-    model = function_model(log_likelihood, 0.0, family=DiagonalGaussian)
+    model = function_model(log_likelihood, 0.0, covariance=DiagonalGaussian)
     data = Data(jnp.arange(3.0), jnp.ones(3), jnp.asarray(3))
     counts = []
     for solver in SWEEPS[sweep]:

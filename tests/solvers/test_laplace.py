@@ -104,7 +104,7 @@ def test_a_step_into_the_impossible_is_taken_back():
 
 
 def test_what_it_is_not_for():
-    diagonal = logistic_regression(2, family=DiagonalGaussian)
+    diagonal = logistic_regression(2, covariance=DiagonalGaussian)
     with pytest.raises(UnsuitableError, match="full Gaussian"):
         PVI(diagonal, solver=Laplace())
     with pytest.raises(UnsuitableError, match="multiple of"):

@@ -170,7 +170,7 @@ def test_scaled_identity_converges_as_derived():
 
 def test_rows_of_a_location_with_correlated_noise():
     """EP with the mean field, from a proper prior: each tilted distribution has the posterior's moments at the end."""
-    model = normal_location(2, covariance=COVARIANCE, family=DiagonalGaussian, prior_scale=3.0)
+    model = normal_location(2, noise_covariance=COVARIANCE, covariance=DiagonalGaussian, prior_scale=3.0)
     fit = cavity.run(cavity.PVI(model, solver=MomentMatching()), CLIENTS, tolerance=1e-22)
     precision = np.linalg.inv(COVARIANCE)
     pooled = np.linalg.solve(9 * precision + np.eye(2) / 9, precision @ ROWS.sum(0))

@@ -449,7 +449,7 @@ def test_what_power_ep_cannot_carry():
         (share, KL(), "Gaussian family.*Beta"),
         (logistic, Renyi(0.5), "KL.*Renyi.*LBFGS"),
         (wide, KL(), "without linear predictors up to 20 parameters.*21.*NaturalGradient"),
-        (logistic_regression(1001, family=DiagonalGaussian), KL(), "up to 1000 parameters.*1002"),
+        (logistic_regression(1001, covariance=DiagonalGaussian), KL(), "up to 1000 parameters.*1002"),
     ):
         with pytest.raises(UnsuitableError, match=message):
             PowerEP().check(model, NegativeLogLikelihood(), divergence)

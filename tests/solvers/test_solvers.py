@@ -68,7 +68,7 @@ def problem(scenario, model, cavity=None, start=None) -> Problem:
 
 
 def built(scenario, constructor, family, **arguments):
-    return constructor(scenario.x.shape[1], prior_scale=scenario.prior_scale, family=family, **arguments)
+    return constructor(scenario.x.shape[1], prior_scale=scenario.prior_scale, covariance=family, **arguments)
 
 
 def distance(q, reference) -> float:
@@ -258,7 +258,7 @@ def test_unsuitable_parts_are_refused():
     nll, kl = NegativeLogLikelihood(), KL()
     share = BernoulliShare(Beta.from_concentrations(np.array(1.0), np.array(1.0)))
     logistic, linear = logistic_regression(2), linear_regression(2, noise_sd=1.0)
-    mean_field = linear_regression(2, noise_sd=1.0, family=DiagonalGaussian)
+    mean_field = linear_regression(2, noise_sd=1.0, covariance=DiagonalGaussian)
     refused = [
         (Conjugate(), logistic, kl, "NaturalGradient"),
         (Conjugate(), mean_field, kl, "full-covariance"),
@@ -288,7 +288,7 @@ def test_default_choices():
     assert isinstance(default_solver(exact, Tempered(0.5), WeightedKL(2.0)), Conjugate)
     assert isinstance(default_solver(exact, losses.Beta(0.5), kl), NaturalGradient)
     assert isinstance(default_solver(exact, nll, Renyi(0.5)), LBFGS)
-    mean_field = linear_regression(2, noise_sd=1.0, family=DiagonalGaussian)
+    mean_field = linear_regression(2, noise_sd=1.0, covariance=DiagonalGaussian)
     for model in (mean_field, linear_regression(2), logistic_regression(2)):
         assert isinstance(default_solver(model, nll, kl), NaturalGradient)
     assert isinstance(default_expectation(logistic_regression(2)), PredictorQuadrature)
@@ -301,7 +301,7 @@ def test_descent_with_another_divergence():
     cavity = DiagonalGaussian.from_moments(jnp.array([0.3, -0.2, 0.1]), jnp.array([0.5, 1.0, 1.5]))
     start = DiagonalGaussian.from_moments(jnp.zeros(3), jnp.ones(3))
     this = Problem(
-        linear_regression(2, noise_sd=1.0, family=DiagonalGaussian),
+        linear_regression(2, noise_sd=1.0, covariance=DiagonalGaussian),
         NegativeLogLikelihood(),
         Reverse(),
         cavity,

@@ -159,7 +159,7 @@ def test_missing_values_are_an_error_or_dropped_with_a_warning():
     with pytest.raises(DataError, match="client 'york': column 'age': 2 missing values: rows 1, 5"):
         cavity.regression(FORMULA, frames, levels=LEVELS)
     with pytest.warns(UserWarning, match="dropped: york 2 of 80"):
-        fit = cavity.regression(FORMULA, frames, levels=LEVELS, drop_missing=True)
+        fit = cavity.regression(FORMULA, frames, levels=LEVELS, missing="drop")
     assert int(fit.clients["york"].num_rows) == 78
 
 

@@ -78,7 +78,7 @@ def _rounds(
     seed: int,
 ) -> float:
     """Seconds per round of one step of a linear regression; the first, in which both sides compile, does not count."""
-    model = linear_regression(num_features, noise_sd=1.0, family=DiagonalGaussian)
+    model = linear_regression(num_features, noise_sd=1.0, covariance=DiagonalGaussian)
     algorithm = PVI(model, solver=FixedPoint(max_steps=1, newton=False))
     rng = np.random.default_rng(seed)
     rows = {name: (rng.normal(size=(NUM_ROWS, num_features)), rng.normal(size=NUM_ROWS)) for name in NAMES}

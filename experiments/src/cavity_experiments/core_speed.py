@@ -104,7 +104,7 @@ def adam_steps(journal: Journal, *, quick: bool, seed: int) -> None:
     repeats = 1 if quick else 5
     with jax.enable_x64(False):
         rows = logistic_rows(seed, num_rows, num_columns, np.float32)
-        model = logistic_regression(num_columns, prior_scale=1.0, family=DiagonalGaussian, intercept=False)
+        model = logistic_regression(num_columns, prior_scale=1.0, covariance=DiagonalGaussian, intercept=False)
         solver = Gradient(optax.adam, 1e-2, num_steps, batch_size)
         cavity = Contestant(PVI(model, solver=solver), shared_out(rows, NUM_CLIENTS), seed)
         x, y = (jnp.asarray(leaf).reshape(NUM_CLIENTS, -1, *leaf.shape[1:]) for leaf in rows)
@@ -159,7 +159,7 @@ def many_clients(journal: Journal, *, quick: bool, seed: int) -> None:
     num_clients, num_columns, num_steps = (20, 5, 20) if quick else (1_000, 100, 200)
     with jax.enable_x64(False):
         rows = logistic_rows(seed, 40 * num_clients, num_columns, np.float32)
-        model = logistic_regression(num_columns, prior_scale=1.0, family=DiagonalGaussian, intercept=False)
+        model = logistic_regression(num_columns, prior_scale=1.0, covariance=DiagonalGaussian, intercept=False)
         solver = Gradient(optax.adam, 1e-2, num_steps, batch_size=None)
         many = Contestant(PVI(model, solver=solver), shared_out(rows, num_clients), seed)
         one = Contestant(PVI(model, solver=solver), {"all": rows}, seed)

@@ -56,7 +56,7 @@ def fedgvi_covertype(journal: Journal, size: Size, seed: int) -> None:
         x = (table.x - centre) / np.where(scale > 0, scale, 1.0)
         clients = partition.select((x[train], table.y[train]), partition.homogeneous(rng, num_train, NUM_CLIENTS))
         for variance in PRIOR_VARIANCES:
-            model = logistic_regression(54, prior_scale=variance**0.5, family=DiagonalGaussian)
+            model = logistic_regression(54, prior_scale=variance**0.5, covariance=DiagonalGaussian)
             robust: Any = losses.GeneralisedCrossEntropy(DELTA)
             methods = {
                 "PVI": PVI(model, solver=solver, damping=Fixed(1.0)),

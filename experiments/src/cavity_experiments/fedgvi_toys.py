@@ -172,7 +172,7 @@ def angle(fit: Any, reference: Any) -> float:
 
 
 def _plane(journal: Journal, seed: int, num_seeds: int, judged: bool) -> None:
-    model = logistic_regression(2, prior_scale=PLANE_PRIOR_SCALE, family=DiagonalGaussian)
+    model = logistic_regression(2, prior_scale=PLANE_PRIOR_SCALE, covariance=DiagonalGaussian)
     options: dict[str, Any] = {"rounds": PLANE_ROUNDS, "tolerance": 1e-6}
 
     def robust(beta: float) -> FedGVI:

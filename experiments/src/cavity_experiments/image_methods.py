@@ -138,7 +138,7 @@ class Task:
             rounds=rounds,
             tolerance=0.0,
             seed=self.seed,
-            held_by_clients=True,
+            factors="clients",
             metrics=self.scores,
             observers=[counting_steps(schedule), self.observer],
         )

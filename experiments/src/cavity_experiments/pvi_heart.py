@@ -31,7 +31,7 @@ import numpy as np
 
 from cavity.aggregation import Fixed
 from cavity.algorithms import PVI
-from cavity.core.intervals import half_width
+from cavity.core.intervals import DEFAULT_LEVEL, half_width, percent
 from cavity.datasets import partition
 from cavity.evaluation import metrics
 from cavity.fit.run import run
@@ -52,7 +52,6 @@ MODELS = ("a level per hospital", "one level for all")
 ALONE, BCM, FEDERATED, POOLED = METHODS = ("own data alone", "BCM", "PVI", "pooled")
 NUM_FOLDS, PRIOR_SCALE, NUM_BINS, NUM_WIDE_BINS = 5, 1.0, 5, 10
 BAR = 1e-3  # nats per patient
-LEVEL = 0.9  # of the intervals in the figure
 
 NAMES = {"cleveland": "Cleveland", "hungarian": "Budapest", "switzerland": "Switzerland", "va_long_beach": "Long Beach"}
 IN_WORDS = {
@@ -233,7 +232,6 @@ def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition
             y[rows],
             num_bins=NUM_BINS,
             rings=IN_WORDS[POOLED],
-            level=LEVEL,
             x_label="predicted risk of disease",
             y_label="patients with the disease" if axes is panels[0] else "",
             axes=axes,
@@ -247,7 +245,9 @@ def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition
     squares = {way: (risks[way] - y) ** 2 for way in METHODS}
     _by_hospital(left, squares, hospitals, METHODS)
     left.set_xlim(left=0.0)
-    left.set_xlabel("squared distance of predicted risk from the outcome\n(less is better), with 90 % interval")
+    left.set_xlabel(
+        f"squared distance of predicted risk from the outcome\n(less is better), with {percent(DEFAULT_LEVEL)} interval"
+    )
     _by_hospital(right, {way: squares[way] - squares[ALONE] for way in METHODS}, hospitals, METHODS[1:])
     right.axvline(0.0, color=colour(LOOKS[ALONE]), linewidth=1.5)
     right.set_xlabel("the same for the same patients, compared with\nown patients only (left of the line is better)")
@@ -258,14 +258,14 @@ def picture(risks: Mapping[str, np.ndarray], y: np.ndarray, hospitals: partition
 def _by_hospital(
     axes: Axes, scores: Mapping[str, np.ndarray], hospitals: partition.Partition, methods: Sequence[str]
 ) -> None:
-    """The mean of each hospital and method, with the 90 % interval over patients."""
+    """The mean of each hospital and method, with a central interval over patients."""
     axes_or_new(axes, 5.0, 2.6)
     places = np.arange(len(hospitals), dtype=float)
     for i, method in enumerate(methods):
         means, errors = np.array([mean_and_error(scores[method][:, rows]) for rows in hospitals.values()]).T
         place, which = places + 0.18 * (i - (len(methods) - 1) / 2), LOOKS[method]
         axes.errorbar(
-            means, place, xerr=half_width(LEVEL) * errors, fmt=marker(which), color=colour(which), markersize=5,
+            means, place, xerr=half_width(DEFAULT_LEVEL) * errors, fmt=marker(which), color=colour(which), markersize=5,
             elinewidth=1.6, label=IN_WORDS[method],
         )  # fmt: skip
     axes.set_yticks(places, [NAMES[name] for name in hospitals])

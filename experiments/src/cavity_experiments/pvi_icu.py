@@ -145,9 +145,9 @@ def pvi_icu(journal: Journal, size: Size, seed: int) -> None:
                 )
             found.setdefault((name, by), []).append(fits)
             _record(journal, {"seed": current, "model": name, "partition": by}, fits)
-    for letter, ((model, by), bar) in zip("abcd", _bars(), strict=True):
+    for letter, ((model, by), bar) in zip("abcd", bars(), strict=True):
         name = f"pvi-icu-{letter} {model} by {by}: largest |test log likelihood of PVI - global VI|, nats per stay"
-        gap = _largest_gap(found[model, by]) if (model, by) in found else None
+        gap = largest_gap(found[model, by]) if (model, by) in found else None
         holds = None if gap is None or size is Size.QUICK else gap <= bar
         journal.check(name, gap, f"<= {bar:g}", holds)
     journal.figure("communications", lambda: picture(found, "communications", "communications (client visits)"))
@@ -159,7 +159,7 @@ def make_model(name: str, columns: Sequence[str]) -> PredictiveModel:
     """The model of that name."""
     if name == NETWORK:
         return mlp_classifier(len(columns), HIDDEN, 2, prior_scale=PRIOR_SCALE)
-    return logistic_regression(columns, prior_scale=1.0, family=DiagonalGaussian if name == MEAN_FIELD else None)
+    return logistic_regression(columns, prior_scale=1.0, covariance=DiagonalGaussian if name == MEAN_FIELD else None)
 
 
 def make_solver(steps: int | None, batch_size: int | None) -> Solver:
@@ -220,11 +220,12 @@ def _damping_in_words(damping: Damping) -> str:
     return f"damped by {damping.exponent:g}" if isinstance(damping, Fixed) else "with adaptive damping"
 
 
-def _bars() -> list[tuple[tuple[str, str], float]]:
+def bars() -> list[tuple[tuple[str, str], float]]:
+    """The thresholds: a model and a partition, with the largest allowed gap in nats."""
     return [((model, by), bar) for model, bar in BARS.items() for by in PARTITIONS]
 
 
-def _largest_gap(seeds: Sequence[Histories]) -> float:
+def largest_gap(seeds: Sequence[Histories]) -> float:
     """Between either PVI and global VI at the last round, over seeds; NaN where a run broke down."""
     last = [{name: history[-1]["test_log_likelihood"] for name, history in fits.items()} for fits in seeds]
     return float(np.max([abs(one[name] - one[GLOBAL]) for one in last for name in (SYNCHRONOUS, SEQUENTIAL)]))

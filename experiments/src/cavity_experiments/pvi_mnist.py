@@ -157,7 +157,7 @@ def pvi_mnist(journal: Journal, size: Size, seed: int) -> None:
             pooled = found[part.name].get("pooled VI", found["homogeneous"]["pooled VI"])
             fits = found[part.name] | {"pooled VI": _as_federated(pooled, part.setting)}
             shown = {method: fits[method] for method in METHODS if method in fits}  # the same colours in all parts
-            journal.figure(part.name.replace(",", "").replace(" ", "-"), lambda shown=shown: _compared(shown))
+            journal.figure(part.name.replace(",", "").replace(" ", "-"), lambda shown=shown: compared(shown))
     journal.figure("pruning", lambda: _pruning(found))
     _check(journal, found, (time.monotonic() - began) / 60, size)
 
@@ -234,7 +234,7 @@ def _check(journal: Journal, found: Mapping[str, Histories], minutes: float, siz
     journal.check("pvi-5g minutes for all fits of the default size", minutes, "< 90", in_time)
 
 
-def _compared(histories: Mapping[str, list[History]]) -> Figure:
+def compared(histories: Mapping[str, list[History]]) -> Figure:
     """Error and log likelihood, against communications and against gradient steps."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter

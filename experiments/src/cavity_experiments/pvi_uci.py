@@ -22,7 +22,6 @@ import numpy as np
 from cavity.aggregation import Adaptive, Fixed
 from cavity.algorithms import PVI
 from cavity.datasets import partition
-from cavity.distributions import DiagonalGaussian, FullGaussian
 from cavity.fit.run import run
 from cavity.models import Regression, logistic_regression
 from cavity.reporting.plots.bundle import spread
@@ -111,8 +110,8 @@ def _fits(journal: Journal, case: Case) -> Histories:
     mean_field = case.family == "mean field"
     if mean_field:
         uci.describe(journal, rows.train[1], parts, data=case.data, seed=case.seed, split=case.split)
-    family = DiagonalGaussian if mean_field else FullGaussian
-    model = logistic_regression(rows.columns, prior_scale=1.0, family=family)
+    covariance = "diagonal" if mean_field else "full"
+    model = logistic_regression(rows.columns, prior_scale=1.0, covariance=covariance)
     clients = partition.select(rows.train, parts)
     all_rows = uci.together(rows.train, parts)
     chosen = schemes(len(all_rows[1]), ROUNDS, PASSES, Fixed(DAMPING))

@@ -27,7 +27,6 @@ from jaxtyping import PyTree
 
 from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
-from cavity.algorithms.structured import mean_field
 from cavity.datasets.partition import Partition, select
 from cavity.fit.run import Fit, run
 from cavity.models.neural.hierarchical_bnn import ClientNetwork, fedpop, hierarchical_bnn, predict_client
@@ -113,7 +112,7 @@ def options() -> dict[str, Any]:
     """What all fits have in common."""
     return {
         "optimiser": faster_scales(SCALES_FASTER), "step_size": STEP_SIZE, "batch_size": BATCH_SIZE,
-        "family": mean_field, "coupled": False, "dense": False, "num_samples": 1, "local_scale": LOCAL_SCALE,
+        "covariance": "diagonal", "coupled": False, "dense": False, "num_samples": 1, "local_scale": LOCAL_SCALE,
         "dtype": jnp.float32,
     }  # fmt: skip
 

@@ -24,7 +24,6 @@ from cavity_experiments.runner import Journal, Size
 
 sample: Any = numpyro.sample
 NUM_CLIENTS, NUM_STEPS, STEP_SIZE, BLOCK = 8, 10_000, 0.02, 1000
-LEVEL = 0.9  # of the intervals in the results
 
 
 def sfvi_radon(journal: Journal, size: Size, seed: int) -> None:
@@ -105,8 +104,8 @@ def hospitals(journal: Journal, num_steps: int, seed: int) -> None:
     method = SFVI(model, num_steps=num_steps, step_size=STEP_SIZE)
     fit = run(method, clients, rounds=num_steps, tolerance=0.0, rounds_per_block=min(BLOCK, num_steps), seed=seed)
     found = {
-        "one intercept for all": fixed.summary(LEVEL)[trial.TREATMENT],
-        "one per hospital": fit.summary(LEVEL)["beta[0]"],
+        "one intercept for all": fixed.summary()[trial.TREATMENT],
+        "one per hospital": fit.summary()["beta[0]"],
     }
     for name, estimate in found.items():
         journal.row(
@@ -117,7 +116,7 @@ def hospitals(journal: Journal, num_steps: int, seed: int) -> None:
             lower=estimate.lower,
             upper=estimate.upper,
         )
-    between = fit.summary(LEVEL)["between"]
+    between = fit.summary()["between"]
     journal.row("between hospitals", mean=between.mean, sd=between.sd, lower=between.lower, upper=between.upper)
     for name in clients:
         own = fit.local(name).summary().estimates[0]

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float
 
 from cavity.algorithms import SFVI, SFVIAvg
 from cavity.algorithms.bound import Globals
-from cavity.algorithms.structured import mean_field
 from cavity.fit.run import run
 from cavity.models import numpyro_model
 from cavity_experiments import sources
@@ -64,7 +63,7 @@ def sfvi_softmax(journal: Journal, size: Size, seed: int) -> None:
     }
     pooled = {"everybody": {key: np.concatenate([client[key] for client in clients.values()]) for key in ("x", "y")}}
     model = numpyro_model(softmax, clients["silo 1"], start={"weights": 0.0, "bias": 0.0})
-    family: dict[str, Any] = {"family": mean_field, "dtype": jnp.float32, "step_size": STEP_SIZE}
+    family: dict[str, Any] = {"covariance": "diagonal", "dtype": jnp.float32, "step_size": STEP_SIZE}
     total = num_clients * ROWS
     plain = SFVI(model, num_steps=num_steps, **family)
     averages = {

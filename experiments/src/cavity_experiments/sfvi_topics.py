@@ -27,7 +27,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cavity.algorithms.bound import Globals, local_family
 from cavity.algorithms.sfvi import SFVI
 from cavity.algorithms.sfvi_avg import SFVIAvg
-from cavity.algorithms.structured import mean_field
 from cavity.core import Data
 from cavity.datasets import partition
 from cavity.distributions.structured import LocalGaussian
@@ -126,7 +125,7 @@ def sfvi_topics(journal: Journal, size: Size, seed: int) -> None:
 def options() -> dict[str, Any]:
     """What all fits have in common."""
     return {
-        "step_size": STEP_SIZE, "batch_size": BATCH_SIZE, "family": mean_field, "coupled": False, "dense": False,
+        "step_size": STEP_SIZE, "batch_size": BATCH_SIZE, "covariance": "diagonal", "coupled": False, "dense": False,
         "num_samples": 1, "dtype": jnp.float32,
     }  # fmt: skip
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PVI, AVERAGED, POOLED = METHODS = ("PVI", "averaging", "pooled")
-LEVELS = (0.025, 0.25, 0.75, 0.975)
+PROBABILITIES = (0.025, 0.25, 0.75, 0.975)
 BAR = 0.05
 ALPHA = 0.1  # the paper's
 
@@ -129,8 +129,10 @@ def draw(model: SparseGP, posteriors: dict[str, Any], data: gp_data.Synthetic) -
     predictions, inducing = {}, {}
     for name in METHODS:
         found = predict(model, posteriors[name], data.test[0])
-        predictions[name] = (np.asarray(found.mean), np.asarray(found.quantile(np.array(LEVELS))))
+        predictions[name] = (np.asarray(found.mean), np.asarray(found.quantile(np.array(PROBABILITIES))))
         mean, sd = model.inducing_inputs(posteriors[name])
         inducing[name] = (mean[:, 0], sd[:, 0])
     clients = {name: (x[:, 0], y) for name, (x, y) in data.clients.items()}
-    return plots.bands(data.test[0][:, 0], predictions, clients, levels=LEVELS, inducing=inducing, truth=data.function)
+    return plots.bands(
+        data.test[0][:, 0], predictions, clients, probabilities=PROBABILITIES, inducing=inducing, truth=data.function
+    )

@@ -69,9 +69,9 @@ def run_sets(journal: Journal, names: Sequence[str], splits: int, setting: Setti
             f"{name}, split {split}, {method}: {last['log_likelihood']:.3f} nats, rmse {last['rmse']:.3f}, "
             f"{last['seconds']:.0f} s"
         )
-    differences = _differences(journal, scores, names)
-    _visits_needed(journal, by_visit, scores, names)
-    _judge(journal, differences, names, judged)
+    differences = paired_differences(journal, scores, names)
+    visits_needed(journal, by_visit, scores, names)
+    judge(journal, differences, names, judged)
     journal.figure("scores", lambda: draw_scores(scores, names))
 
 
@@ -98,7 +98,9 @@ def one(name: str, split: int, method: str, setting: Setting, seed: int) -> list
     return found
 
 
-def _differences(journal: Journal, scores: Mapping[Any, Any], names: Sequence[str]) -> dict[tuple[str, str], float]:
+def paired_differences(
+    journal: Journal, scores: Mapping[Any, Any], names: Sequence[str]
+) -> dict[tuple[str, str], float]:
     """DPO minus each other method in test log likelihood: mean over splits, with its standard error."""
     found = {}
     for name in names:
@@ -111,7 +113,7 @@ def _differences(journal: Journal, scores: Mapping[Any, Any], names: Sequence[st
     return found
 
 
-def _visits_needed(
+def visits_needed(
     journal: Journal,
     by_visit: Mapping[tuple[str, int], list[dict[str, Any]]],
     scores: Mapping[Any, Any],
@@ -131,7 +133,8 @@ def _visits_needed(
         journal.row("visits needed", set=name, visits=needed, **{f"gap {i + 1}": gap for i, gap in enumerate(gaps)})
 
 
-def _judge(journal: Journal, differences: Mapping[tuple[str, str], float], names: Sequence[str], judged: bool) -> None:
+def judge(journal: Journal, differences: Mapping[tuple[str, str], float], names: Sequence[str], judged: bool) -> None:
+    """Compare the differences with their thresholds."""
     worst = min(differences[name, CPO] for name in names)
     journal.check("sgp-5a DPO - CPO, the worst set, nats", worst, ">= 0", worst >= 0 if judged else None)
     near = float(sum(differences[name, POOLED] >= -BAR for name in names))

@@ -5,7 +5,7 @@ SFVI and SFVI-Avg share this: the client's computation in an exchange, and defau
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import equinox as eqx
@@ -223,7 +223,7 @@ class StructuredInference(eqx.Module):
 def structured_inference(
     model: LatentModel,
     *,
-    family: Callable[[Array, Array], GlobalGaussian] | None = None,
+    covariance: str | Callable[[Array, Array], GlobalGaussian] | None = None,
     num_draws: int = 1,
     num_samples: int | None = None,
     coupled: bool | None = None,
@@ -236,14 +236,20 @@ def structured_inference(
 ) -> StructuredInference:
     """The parts with their defaults, by the size of the model.
 
+    `covariance` is the form of q(Z_G): "full", "diagonal", or a function from means and scales to a Gaussian. None is
+    full, and diagonal for many global latents.
+
     With `initialise`, additional rounds first compute Laplace's approximation, which is the start, and steps are in
     units of its standard deviations. So the scale of the model's parameters does not matter. None does so for small
     NumPyro models.
     """
     require_kind(model, LatentModel, "SFVI takes a model with global and local latents (`numpyro_model(...)`)")
     mean, scale = (jnp.asarray(part, dtype) for part in model.start)
-    if family is None:
-        family = mean_field if model.num_global >= MANY_GLOBALS else dense_family
+    if covariance is None:
+        covariance = "diagonal" if model.num_global >= MANY_GLOBALS else "full"
+    if isinstance(covariance, str) and covariance not in COVARIANCES:
+        raise CavityError(f"unknown covariance {covariance!r}; choose one of: {', '.join(COVARIANCES)}, or a function")
+    family = COVARIANCES[covariance] if isinstance(covariance, str) else covariance
     has_units = model.num_local > 0
     sees_all_rows = batch_size is None and not getattr(model, "draws_rows", False)
     if num_samples is None:
@@ -295,6 +301,9 @@ def dense_family(mean: Array, scale: Array) -> DenseGlobal:
 def mean_field(mean: Array, scale: Array) -> MeanFieldGlobal:
     """No correlations between global latents."""
     return MeanFieldGlobal(mean, jnp.log(scale))
+
+
+COVARIANCES: Mapping[str, Callable[[Array, Array], GlobalGaussian]] = {"full": dense_family, "diagonal": mean_field}
 
 
 def resized(local: PyTree, num_units: int) -> PyTree:

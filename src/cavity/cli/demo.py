@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavity.cli.session import start_jax
+from cavity.cli.session import Level, level_or_default, start_jax
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,13 +18,9 @@ PICTURE = "indomethacin.png"
 
 
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "--out", help="Folder for the figure; created if missing.")
-    ] = Path("cavity-demo"),
+    output: Annotated[Path, typer.Option(help="Folder for the figure; created if missing.")] = Path("cavity-demo"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed; this fit is deterministic.")] = 0,
-    level: Annotated[
-        float | None, typer.Option(help="Probability of the credible intervals; 0.95 if not given.")
-    ] = None,
+    level: Level = None,
 ) -> None:
     """Fit a clinical trial of four hospitals without pooling their data, and compare with pooling.
 
@@ -35,13 +31,12 @@ def demo(
     Example: `cavity demo --output pictures`
     """
     start_jax()
+    probability = level_or_default(level)
     import matplotlib  # noqa: F401  (a missing package is reported before the work, not after)
     from rich.console import Console
 
-    from cavity.core.intervals import DEFAULT_LEVEL, check_level
     from cavity.reporting import indomethacin
 
-    level = check_level(DEFAULT_LEVEL if level is None else level)
     console = Console(highlight=False)
     hospitals, left_out = indomethacin.admitted()
     output.mkdir(parents=True, exist_ok=True)
@@ -56,9 +51,9 @@ def demo(
             )
         ],
     )
-    _tabulate(console, comparison, level)
-    _conclude(console, comparison, level)
-    indomethacin.figure(comparison, level).savefig(output / PICTURE, dpi=150)
+    _tabulate(console, comparison, probability)
+    _conclude(console, comparison, probability)
+    indomethacin.figure(comparison, probability).savefig(output / PICTURE, dpi=150)
     console.print(f"Figure: {output / PICTURE}", soft_wrap=True)
 
 

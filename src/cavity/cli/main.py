@@ -6,13 +6,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Annotated, NoReturn
 
 import typer
 
 from cavity.cli.client import client
 from cavity.cli.demo import demo
+from cavity.cli.plugins import Commands
 from cavity.cli.requests import leave, status, stop, withdraw
 from cavity.cli.run import run
 from cavity.cli.server import server
@@ -35,6 +35,7 @@ USER_ERROR, BUG, INTERRUPTED = 2, 70, 130
 
 app = typer.Typer(
     name="cavity",
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -49,12 +50,6 @@ app.command()(stop)
 app.command()(withdraw)
 app.command()(leave)
 app.add_typer(study, name="study")
-for _command in sorted(entry_points(group="cavity.commands"), key=lambda point: point.name):
-    _loaded = _command.load()
-    if isinstance(_loaded, typer.Typer):
-        app.add_typer(_loaded, name=_command.name)
-    else:
-        app.command(_command.name)(_loaded)
 
 
 def _show_version(wanted: bool) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavity.cli.session import AllowModel, start_jax
+from cavity.cli.session import AllowModel, Level, level_or_default, start_jax
 from cavity.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def run(
         Path | None, typer.Option(help="The folder for the results; by default runs/ID with the study's id.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was interrupted.")] = False,
+    level: Level = None,
     allow_model: AllowModel = None,
 ) -> None:
     """Run a study in one process. The result is the same as over the network.
@@ -36,6 +37,7 @@ def run(
     Example: `cavity run study.toml --data hospitals --output runs/rehearsal`
     """
     start_jax()
+    probability = level_or_default(level)
     from rich.console import Console
 
     from cavity.study.reader import read_study
@@ -56,8 +58,8 @@ def run(
             resume=resume,
             observers=[lambda record, server: _show(progress, record)],
         )
-    write_results(fit, directory)
-    typer.echo(str(fit.summary()))
+    write_results(fit, directory, probability)
+    typer.echo(str(fit.summary(probability)))
     typer.echo(f"Results: {directory}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavity.cli.session import AllowModel, start_jax
+from cavity.cli.session import AllowModel, Level, level_or_default, start_jax
 from cavity.errors import CavityError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def server(
         int | None,
         typer.Option(min=1, help="Start with this many clients, pause with fewer; by default wait for all to start."),
     ] = None,
+    level: Level = None,
     round_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a client has to reply.")] = 300.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,
     allow_model: AllowModel = None,
@@ -43,6 +44,7 @@ def server(
     """
     os.umask(0o077)  # files are readable by their owner only
     start_jax()
+    probability = level_or_default(level)
     from cavity.cli.logs import terminal_and_log
     from cavity.network.flower import FlowerTransport
     from cavity.network.run_directory import only_one
@@ -54,7 +56,7 @@ def server(
     check_for_network(study)
     directory = Path("runs") / study.id if output is None else output
     side, config = _side_and_config(study, keys, host, port, directory, insecure)
-    config = replace(config, min_clients=min_clients, seconds=round_timeout)
+    config = replace(config, min_clients=min_clients, round_timeout=round_timeout, level=probability)
     with only_one(directory, "a server"):
         notify = terminal_and_log(server_log(directory))
         notify(f"{study.name}: server at {host}:{port}, folder {directory}")
@@ -66,7 +68,7 @@ def server(
         finally:
             transport.close()
     if run is not None and run.history:
-        typer.echo(str(run.summary()))
+        typer.echo(str(run.summary(probability)))
         typer.echo(f"Results: {directory}")
 
 

@@ -17,6 +17,22 @@ AllowModel = Annotated[
     ),
 ]
 
+Level = Annotated[
+    float | None,
+    typer.Option("--level", metavar="PROBABILITY", help="Probability of the credible intervals; 0.95 if not given."),
+]
+
+
+def level_or_default(level: float | None) -> float:
+    """The level that was given to `--level`, or the default.
+
+    Raises:
+        CavityError: unless it is between 0 and 1.
+    """
+    from cavity.core.intervals import DEFAULT_LEVEL, check_level
+
+    return DEFAULT_LEVEL if level is None else check_level(level)
+
 
 def start_jax() -> None:
     """Set double precision and one host device per core, before JAX computes anything.

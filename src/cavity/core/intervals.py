@@ -5,28 +5,36 @@ An interval of level 0.95 is central: 2.5 % of the posterior lies below it, and 
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
+
+from jaxtyping import PyTree
 
 from cavity.errors import CavityError
 
 DEFAULT_LEVEL = 0.95
 
 
-def check_level(level: float) -> float:
+def check_level(level: PyTree) -> float:
     """Check the level of an interval.
 
     Args:
-        level: the probability that the interval has.
+        level: what was given as the probability that the interval has.
 
     Returns:
         The level.
 
     Raises:
-        CavityError: unless it lies between 0 and 1.
+        CavityError: unless it is a number between 0 and 1.
     """
-    if not 0 < level < 1:
-        raise CavityError(f"level is a probability between 0 and 1, such as {DEFAULT_LEVEL}, not {level}")
-    return level
+    try:
+        number = math.nan if isinstance(level, str) else float(level)
+    except (TypeError, ValueError):
+        number = math.nan
+    if 0 < number < 1:
+        return number
+    hint = f"; for {number:g} % give {number / 100:g}" if 1 < number < 100 else ""
+    raise CavityError(f"level must be a probability between 0 and 1, such as {DEFAULT_LEVEL}, not {level!r}{hint}")
 
 
 def tails(level: float) -> tuple[float, float]:

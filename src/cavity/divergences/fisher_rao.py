@@ -36,7 +36,7 @@ class FisherRao(Divergence):
         if not isinstance(family, (DiagonalGaussian, MeanScale)):
             raise UnsuitableError(
                 "the Fisher-Rao distance has a closed form between mean-field Gaussians only, not for "
-                f"{type(family).__name__}. Give the model `family=DiagonalGaussian`, or use another divergence"
+                f'{type(family).__name__}. Give the model `covariance="diagonal"`, or use another divergence'
             )
 
     def __call__(self, q: GaussianDensity, p: GaussianDensity) -> Float[Array, ""]:

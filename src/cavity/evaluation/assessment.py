@@ -71,7 +71,7 @@ class GaussianApproximation(Approximation):
     def remedy(self) -> str:
         if self.fitted.has_correlations:
             return super().remedy
-        return "give the model family=FullGaussian, which has correlations"
+        return 'give the model covariance="full", which has correlations'
 
     def draw(self, seed: int, batch: int) -> proposals.Draws:
         return proposals.draw(self.posterior, BATCH, seed, batch)

@@ -69,6 +69,23 @@ def check_schedule(schedule: PyTree) -> None:
         )
 
 
+def held_by_clients(factors: PyTree) -> bool:
+    """Whether the clients keep the factors.
+
+    Args:
+        factors: who keeps them, the "server" or the "clients".
+
+    Returns:
+        True for "clients".
+
+    Raises:
+        CavityError: if it is anything else.
+    """
+    if not is_a(factors, str) or factors not in ("server", "clients"):
+        raise CavityError(f'factors must be "server" or "clients", for who keeps them; it is {factors!r}')
+    return factors == "clients"
+
+
 def check_numbers(
     *,
     rounds: PyTree = None,

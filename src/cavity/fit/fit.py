@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import PyTree
 
 from cavity.core import Algorithm, ClientSource, Data, Hyperparameter, Schedule
-from cavity.core.intervals import DEFAULT_LEVEL
+from cavity.core.intervals import DEFAULT_LEVEL, check_level
 from cavity.core.messages import ClientState, ServerState
 from cavity.core.progress import Watcher
 from cavity.errors import CavityError
@@ -160,15 +160,24 @@ class Fit:
         from cavity.evaluation import verdict
         from cavity.fit.presentation import remarks_on
 
-        summary = self._presentation.summary(level, remarks_on(self))
+        summary = self._presentation.summary(check_level(level), remarks_on(self))
         return replace(summary, checks=lambda: (verdict.remark(self),))
 
-    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0, point: bool = False) -> AnyPrediction:
-        """The expected outcome at new rows, with its posterior standard deviation and 95 % interval.
+    def predict(
+        self,
+        x: PyTree,
+        *,
+        level: float = DEFAULT_LEVEL,
+        num_draws: int | None = None,
+        seed: int = 0,
+        point: bool = False,
+    ) -> AnyPrediction:
+        """The expected outcome at new rows, with its posterior standard deviation and central interval.
 
         Args:
             x: features, as the clients have them (no intercept). With local latents, rows of units that no client has;
                 `fit.local(name).predict(x)` is for the units of a client.
+            level: the probability that each interval has.
             num_draws: average over this many posterior draws; None uses the closed form where there is one
                 (for logistic regression a quadrature).
             seed: random seed of the draws.
@@ -177,7 +186,7 @@ class Fit:
         Returns:
             A `Prediction`; of a Gaussian process, a `FunctionPrediction` of the function and of outcomes.
         """
-        return self._presentation.predict(x, num_draws, seed, point)
+        return self._presentation.predict(x, num_draws, seed, point, check_level(level))
 
     def local(self, name: str) -> LocalPosterior:
         """A client's posterior of its own local latents, where this process has its data.
@@ -329,14 +338,14 @@ class Fit:
 
         return influence.client_influence(self, refine=refine)
 
-    def row_influence(self, client: str, rows: PyTree, *, seed: int = 0) -> list[Influence]:
+    def row_influence(self, name: str, rows: PyTree, *, seed: int = 0) -> list[Influence]:
         """How far one more row at a client would move the posterior, for each of `rows` by itself.
 
         The client solves again with the row added, and without it; the factors of the others stay. Under a robust loss
         this stays small however far a row lies; under the likelihood it does not.
 
         Args:
-            client: where the row is added.
+            name: the client where the row is added.
             rows: in the form of the client's data.
             seed: random seed of a stochastic solver.
 
@@ -345,7 +354,7 @@ class Fit:
         """
         from cavity.fit import influence
 
-        return influence.row_influence(self, client, rows, seed)
+        return influence.row_influence(self, name, rows, seed)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit with its evidence, and without the clients' data, to one `.npz` file.

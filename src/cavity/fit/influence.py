@@ -27,7 +27,7 @@ def client_influence(fit: Fit, *, refine: bool) -> dict[str, Influence]:
     """
     if fit.server.held_by_clients:
         raise CavityError(
-            "the clients keep their factors to themselves, so the server cannot remove one; run without held_by_clients"
+            'the clients keep their factors, so the server cannot remove one; use run(..., factors="server")'
         )
     algorithm = method.with_factors(fit.algorithm)
     _check_parameters(fit)
@@ -57,7 +57,7 @@ def row_influence(fit: Fit, client: str, rows: PyTree, seed: int) -> list[Influe
     if clients is None or fit.server.held_by_clients:
         raise CavityError(
             "the influence of a row needs the clients' data in memory and the factors at the server; run without a "
-            "ClientSource and without held_by_clients"
+            'ClientSource and with factors="server"'
         )
     if client not in clients:
         raise CavityError(f"no client {client!r}; the clients are {', '.join(fit.server.names)}")

@@ -18,7 +18,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from cavity.algorithms.bound import Globals
 from cavity.core import Data, LatentModel
-from cavity.core.intervals import DEFAULT_LEVEL
+from cavity.core.intervals import DEFAULT_LEVEL, check_level
 from cavity.distributions.structured import LocalGaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError
@@ -178,6 +178,7 @@ class LocalPosterior:
         Returns:
             The summary.
         """
+        level = check_level(level)
         if self.model.local_size(self.data) == 0:
             raise CavityError(f"client {self.name!r} has no local latents; the global ones are in `fit.summary()`")
         draws = self.draws(num_draws, seed)
@@ -203,19 +204,23 @@ class LocalPosterior:
         """
         return as_arviz(self.draws(num_draws, seed))
 
-    def predict(self, x: PyTree, *, num_draws: int | None = None, seed: int = 0) -> Prediction:
+    def predict(
+        self, x: PyTree, *, level: float = DEFAULT_LEVEL, num_draws: int | None = None, seed: int = 0
+    ) -> Prediction:
         """The expected outcome at new rows of this client: of its own units, or of new units.
 
         Args:
             x: features of the new rows.
+            level: the probability that each interval has.
             num_draws: number of draws; None is the default.
             seed: random seed.
 
         Returns:
             The prediction.
         """
+        level = check_level(level)
         z_global, z_local = self.latents(num_draws or DEFAULT_DRAWS, seed)
-        return predict_rows(self.model.alone(self.data), self.shared, z_global, x, seed, z_local, self.labels)
+        return predict_rows(self.model.alone(self.data), self.shared, z_global, x, seed, level, z_local, self.labels)
 
 
 def predict_rows(
@@ -224,6 +229,7 @@ def predict_rows(
     z_global: Array,
     x: PyTree,
     seed: int,
+    level: float = DEFAULT_LEVEL,
     z_local: Array | None = None,
     labels: Labels | None = None,
 ) -> Prediction:
@@ -235,6 +241,7 @@ def predict_rows(
         z_global: draws of Z_G.
         x: features of the new rows.
         seed: random seed.
+        level: the probability that each interval has.
         z_local: draws of the local latents; latents of other units are drawn from p(Z_u | Z_G).
         labels: the names of the units of `z_local`.
 
@@ -251,7 +258,7 @@ def predict_rows(
             outcomes = jax.vmap(lambda key, g: expected(theta, g, x, key, None, None))(keys, z_global)
         else:
             outcomes = jax.vmap(lambda key, g, z: expected(theta, g, x, key, z, labels))(keys, z_global, z_local)
-        return prediction_from_draws(outcomes)
+        return prediction_from_draws(outcomes).with_level(level)
 
 
 @eqx.filter_jit

@@ -150,7 +150,9 @@ class Streamed(Population):
         if len(set(self.names)) < len(self.names):
             raise CavityError("the source names a client twice; every client needs a name of its own")
         if held_by_clients:
-            raise CavityError("clients that are streamed keep no state, so they cannot keep their factors either")
+            raise CavityError(
+                'clients that are streamed keep no state, so they cannot keep their factors; use factors="server"'
+            )
         if visit_seconds is not None:
             raise CavityError("virtual time is for clients whose data are in memory; omit `visit_seconds`")
 

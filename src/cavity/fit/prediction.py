@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from cavity.core import Model
+from cavity.core.intervals import DEFAULT_LEVEL, check_level
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.point import PointMass
@@ -18,7 +19,15 @@ from cavity.solvers.requirements import require_family
 AnyPrediction = Prediction | FunctionPrediction
 
 
-def predict(model: Model, posterior: PyTree, x: PyTree, num_draws: int | None, seed: int, point: bool) -> AnyPrediction:
+def predict(
+    model: Model,
+    posterior: PyTree,
+    x: PyTree,
+    num_draws: int | None,
+    seed: int,
+    point: bool,
+    level: float = DEFAULT_LEVEL,
+) -> AnyPrediction:
     """The prediction of a model without local latents.
 
     Args:
@@ -28,10 +37,12 @@ def predict(model: Model, posterior: PyTree, x: PyTree, num_draws: int | None, s
         num_draws: average over this many posterior draws; None uses the closed form where there is one.
         seed: random seed of the draws.
         point: predict at the posterior mean alone.
+        level: the probability that each interval has.
 
     Returns:
         The prediction.
     """
+    level = check_level(level)
     predictive = model.predictive_model
     if predictive is None:
         raise CavityError(
@@ -44,4 +55,4 @@ def predict(model: Model, posterior: PyTree, x: PyTree, num_draws: int | None, s
         posterior, point = require_family(model, "a prediction", Gaussian).with_moments_of(unit), True
     if point:
         posterior, num_draws = posterior.concentrated(), 1 if model.linear_model is None else None
-    return predictive.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws)
+    return predictive.predict(posterior, x, key=jax.random.key(seed), num_draws=num_draws).with_level(level)

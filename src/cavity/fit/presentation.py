@@ -74,7 +74,9 @@ class Presentation(abc.ABC):
         """Notes on convergence and units."""
 
     @abc.abstractmethod
-    def predict(self, x: PyTree, num_draws: int | None, seed: int, point: bool) -> prediction.AnyPrediction:
+    def predict(
+        self, x: PyTree, num_draws: int | None, seed: int, point: bool, level: float
+    ) -> prediction.AnyPrediction:
         """The prediction at new rows; see `Fit.predict`."""
 
 
@@ -129,8 +131,10 @@ class FamilyPresentation(Presentation):
             remarks.append(f"{last['unconverged']} local solves ended at their step limit in the last round")
         return [*remarks, *self.model.remarks]
 
-    def predict(self, x: PyTree, num_draws: int | None, seed: int, point: bool) -> prediction.AnyPrediction:
-        return prediction.predict(self.model, self.posterior, x, num_draws, seed, point)
+    def predict(
+        self, x: PyTree, num_draws: int | None, seed: int, point: bool, level: float
+    ) -> prediction.AnyPrediction:
+        return prediction.predict(self.model, self.posterior, x, num_draws, seed, point, level)
 
 
 @dataclass(frozen=True)
@@ -233,11 +237,13 @@ class LatentPresentation(Presentation):
         remark = method.convergence_remark(fit.algorithm, fit.server)
         return remarks if fit.doubts or remark is None else [*remarks, remark]
 
-    def predict(self, x: PyTree, num_draws: int | None, seed: int, point: bool) -> prediction.AnyPrediction:
+    def predict(
+        self, x: PyTree, num_draws: int | None, seed: int, point: bool, level: float
+    ) -> prediction.AnyPrediction:
         # rows of a new client: all of its units are new
         num_draws = num_draws or local_posterior.DEFAULT_DRAWS
         z, _ = local_posterior.global_draws(self.model, self.posterior, num_draws, seed)
-        return local_posterior.predict_rows(self.model, self.posterior, z, x, seed)
+        return local_posterior.predict_rows(self.model, self.posterior, z, x, seed, level)
 
 
 @dataclass(frozen=True)

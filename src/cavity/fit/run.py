@@ -30,7 +30,7 @@ def run(
     rounds: int | None = None,
     tolerance: float = 1e-6,
     seed: int = 0,
-    held_by_clients: bool = False,
+    factors: str = "server",
     metrics: Metrics | None = None,
     observers: Sequence[Observer] = (),
     directory: str | os.PathLike[str] | None = None,
@@ -51,7 +51,7 @@ def run(
         tolerance: convergence tolerance, in nats: stop when KL(tilted : posterior) of every client is below this. SFVI
             and SFVI-Avg stop when the bound and the posterior have settled. 0 never stops a run early.
         seed: random seed.
-        held_by_clients: let each client keep its own factor, so that the server has their product only.
+        factors: who keeps the factors, the "server" or the "clients". With "clients" the server has their product only.
         metrics: name -> function of the posterior, computed after each round for the history.
         observers: called after each round with its record and the server's state.
         directory: where checkpoints are written; `cavity.resume` continues from there.
@@ -80,7 +80,7 @@ def run(
         clients,
         schedule=schedule,
         seed=seed,
-        held_by_clients=held_by_clients,
+        factors=factors,
         visit_seconds=visit_seconds,
     )
     return continue_run(fit, Stopping(method.rounds_or_default(fit.algorithm, rounds), tolerance), options)
@@ -92,7 +92,7 @@ def prepare(
     *,
     schedule: Schedule | None = None,
     seed: int = 0,
-    held_by_clients: bool = False,
+    factors: str = "server",
     visit_seconds: Mapping[str, float] | None = None,
 ) -> Fit:
     """The fit before the first round: data are checked, and the initialisation has run.
@@ -102,7 +102,7 @@ def prepare(
         clients: as in `run`.
         schedule: as in `run`.
         seed: as in `run`.
-        held_by_clients: as in `run`.
+        factors: as in `run`.
         visit_seconds: as in `run`; here it is only checked.
 
     Returns:
@@ -114,10 +114,11 @@ def prepare(
     arguments.check_numbers(seed=seed)
     data, labels = prepared(algorithm.model, clients)
     population = population_of(algorithm.model, data)
-    population.check(held_by_clients=held_by_clients, visit_seconds=visit_seconds)
+    held = arguments.held_by_clients(factors)
+    population.check(held_by_clients=held, visit_seconds=visit_seconds)
     schedule = Synchronous() if schedule is None else schedule
     algorithm, initial_rounds = initialisation.initialised(algorithm, population.data, seed)
-    server = training.open_federation(algorithm, schedule, population.names, seed, held_by_clients=held_by_clients)
+    server = training.open_federation(algorithm, schedule, population.names, seed, held_by_clients=held)
     return Fit(algorithm, server, [], "rounds", schedule, data, labels=labels, initial_rounds=initial_rounds)
 
 

@@ -104,7 +104,7 @@ class Summary:
 
     @property
     def _header(self) -> tuple[str, ...]:
-        return ("parameter", "mean", "sd", *(f"{tail:.1%}" for tail in tails(self.level)))
+        return ("parameter", "mean", "sd", *(f"{100 * tail:.6g}%" for tail in tails(self.level)))
 
     @property
     def _names(self) -> list[str]:
@@ -156,7 +156,7 @@ def summarise(
     Returns:
         The summary.
     """
-    check_level(level)
+    level = check_level(level)
     if not is_proper(posterior):
         raise ImproperError(
             "the posterior is improper: the prior is improper, and the clients that replied do not determine every "
@@ -186,6 +186,7 @@ def summarise_draws(
     Returns:
         The summary.
     """
+    level = check_level(level)
     lower, upper = np.quantile(draws, tails(level), axis=0)
     return _summary(names, (draws.mean(axis=0), draws.std(axis=0), lower, upper), level, remarks)
 

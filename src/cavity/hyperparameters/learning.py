@@ -47,7 +47,7 @@ def learn(fit: Fit, hyperparameters: Sequence[Hyperparameter], steps: int, round
     for part in hyperparameters:
         require_kind(part, Hyperparameter, wanted)
     if fit.server.held_by_clients:
-        raise CavityError("hyperparameters are learned where the server holds the factors; run without held_by_clients")
+        raise CavityError('hyperparameters are learned where the server keeps the factors; run with factors="server"')
     evidence.check(fit.algorithm)
     for part in hyperparameters:
         part.check(fit.algorithm.model)

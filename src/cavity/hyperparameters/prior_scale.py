@@ -102,7 +102,7 @@ class PriorScale(Hyperparameter):
                 f"no parameter {', '.join(sorted(unknown))}; choose from: {', '.join(model.parameter_names)}"
             )
         if type(prior) is IsotropicGaussian and (self.separate or self.parameters is not None):
-            raise UnsuitableError("an isotropic prior has one scale for all coefficients; use family=DiagonalGaussian")
+            raise UnsuitableError('an isotropic prior has one scale for all coefficients; use covariance="diagonal"')
 
     def init(self, model: Model) -> Vector:
         return _moments(require_family(model, "PriorScale", Gaussian))[1]

@@ -114,6 +114,24 @@ def register(identifier: str, cls: type, *, version: int = 1) -> None:
     name_of.cache_clear()
 
 
+def unregister(identifier: str) -> None:
+    """Forget a class that was registered; afterwards files with it cannot be read.
+
+    Args:
+        identifier: under which it was registered.
+    """
+    if identifier not in _registered:
+        raise CavityError(f"no class is registered as {identifier!r}")
+    del _registered[identifier]
+    name_of.cache_clear()
+
+
+def clear_caches() -> None:
+    """Forget what was found in the table, after the table or the loaded modules have changed."""
+    for cached in (_identifiers, name_of, _in_table):
+        cached.cache_clear()
+
+
 def is_component(cls: type) -> bool:
     """Whether a class is a part or a record of Cavity, or a named tuple as optimisers use them."""
     return issubclass(cls, (eqx.Module, Record)) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))

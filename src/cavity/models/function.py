@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Model, PredictiveModel, RowModel
 from cavity.core.checks import finite_column
+from cavity.distributions.forms import Form
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError, DataError
@@ -149,7 +150,7 @@ def function_model(
     *,
     prior: Gaussian | None = None,
     prior_scale: Scales = 2.5,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
     predictor: Callable[[PyTree, PyTree], Array] | None = None,
 ) -> FunctionModel | PredictiveFunctionModel:
     """A model from a log likelihood of rows.
@@ -159,11 +160,12 @@ def function_model(
         template: a pytree of arrays or numbers with the structure of the parameters (its values do not matter).
         prior: over the flat vector of parameters; None is N(0, prior_scale^2) for each.
         prior_scale: the standard deviation of the default prior.
-        family: the family of the default prior; None chooses by dimension.
+        covariance: the form of the default prior and of the posterior, "full", "diagonal" or "isotropic"; None chooses
+            full or diagonal by dimension.
         predictor: `predictor(parameters, x) -> expected outcomes`; without it the model makes no predictions.
     """
     if prior is None:
-        prior = gaussian_prior(len(entry_names(template)), prior_scale, family)
+        prior = gaussian_prior(len(entry_names(template)), prior_scale, covariance)
     if predictor is None:
         return FunctionModel(log_likelihood=log_likelihood, template=template, prior=prior)
     return PredictiveFunctionModel(log_likelihood=log_likelihood, template=template, prior=prior, predictor=predictor)

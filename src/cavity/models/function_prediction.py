@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ExpectedPower, Likelihood, OutcomeDraws
 from cavity.core.fields import Number
-from cavity.core.intervals import DEFAULT_LEVEL, tails
+from cavity.core.intervals import DEFAULT_LEVEL, check_level, tails
 from cavity.core.types import Leaf
 from cavity.distributions.quadrature import normal_nodes
 from cavity.errors import CavityError
@@ -30,11 +31,13 @@ class FunctionPrediction(eqx.Module):
         means: of f, per draw.
         variances: of f, per draw.
         likelihoods: one per draw, stacked.
+        level: the probability that the interval from `lower` to `upper` has.
     """
 
     means: Float[Array, "s n"]
     variances: Float[Array, "s n"]
     likelihoods: Likelihood
+    level: float = eqx.field(static=True, default=DEFAULT_LEVEL)
 
     def _over_f(self, function: Callable[[Likelihood, Array], Array]) -> Float[Array, "s n"]:
         """E[function(likelihood, f)] per draw, by quadrature."""
@@ -87,19 +90,23 @@ class FunctionPrediction(eqx.Module):
         """The standard deviation of y."""
         return jnp.sqrt(self.variance)
 
-    def quantile(self, level: Number | Sequence[float]) -> Float[Array, "*levels n"]:
-        """Quantiles of y, by draws of outcomes."""
-        return jnp.quantile(self._outcomes(), jnp.asarray(level), axis=0)
+    def quantile(self, probability: Number | Sequence[float]) -> Float[Array, "*probabilities n"]:
+        """Quantiles of y, by draws of outcomes: the values below which y lies with these probabilities."""
+        return jnp.quantile(self._outcomes(), jnp.asarray(probability), axis=0)
+
+    def with_level(self, level: float) -> FunctionPrediction:
+        """The same prediction with an interval of this level, from `lower` to `upper`."""
+        return replace(self, level=check_level(level))
 
     @property
     def lower(self) -> Float[Array, " n"]:
-        """The lower end of a central interval of y, of level `DEFAULT_LEVEL` (95 %)."""
-        return self.quantile(tails(DEFAULT_LEVEL)[0])
+        """The lower end of a central interval of y; `level` is its probability."""
+        return self.quantile(tails(self.level)[0])
 
     @property
     def upper(self) -> Float[Array, " n"]:
         """The upper end of that interval."""
-        return self.quantile(tails(DEFAULT_LEVEL)[1])
+        return self.quantile(tails(self.level)[1])
 
     def log_prob(self, y: Float[Leaf, " n"]) -> Float[np.ndarray, " n"]:
         """The log density of outcomes, log of the mean over draws of E[p(y | f)]."""

@@ -13,6 +13,7 @@ from cavity.core import Data, GaussianRows, LinearModel, PredictiveModel
 from cavity.core.checks import numeric_matrix
 from cavity.core.types import Leaf
 from cavity.distributions import FullGaussian
+from cavity.distributions.forms import Form
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import GaussianVector
@@ -89,30 +90,31 @@ def normal_location(
     dimension: int = 1,
     *,
     noise_sd: Scales = 1.0,
-    covariance: Float[Leaf, "d d"] | Sequence[Sequence[float]] | None = None,
+    noise_covariance: Float[Leaf, "d d"] | Sequence[Sequence[float]] | None = None,
     prior: Gaussian | None = None,
     prior_scale: Scales = 10.0,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
 ) -> NormalLocation:
     """Rows of `dimension` numbers, y ~ N(theta, S), with N(0, prior_scale^2) on each entry of theta.
 
     Args:
         dimension: of a row.
         noise_sd: of every entry (or one per entry), for independent entries.
-        covariance: S, instead of `noise_sd`.
+        noise_covariance: S, instead of `noise_sd`.
         prior: over theta; if None, by `prior_scale`.
         prior_scale: in the units of the rows.
-        family: `FullGaussian` or `DiagonalGaussian`; None chooses by dimension.
+        covariance: the form of the Gaussian posterior, "full", "diagonal" or "isotropic"; None chooses full or diagonal
+            by dimension.
     """
-    if covariance is None:
+    if noise_covariance is None:
         scales = np.broadcast_to(np.asarray(noise_sd, float), (dimension,))
         if not (scales > 0).all():
             raise CavityError(f"noise_sd must be positive, not {noise_sd}")
-        covariance = np.diag(scales**2)
-    covariance = np.asarray(covariance, float)
-    if covariance.shape != (dimension, dimension) or not np.allclose(covariance, covariance.T):
-        raise CavityError(f"covariance must be a symmetric {dimension} x {dimension} matrix")
-    if not np.all(np.linalg.eigvalsh(covariance) > 0):
-        raise CavityError("covariance must be positive definite")
-    prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior
-    return NormalLocation(prior, GaussianVector.from_covariance(covariance))
+        noise_covariance = np.diag(scales**2)
+    noise = np.asarray(noise_covariance, float)
+    if noise.shape != (dimension, dimension) or not np.allclose(noise, noise.T):
+        raise CavityError(f"noise_covariance must be a symmetric {dimension} x {dimension} matrix")
+    if not np.all(np.linalg.eigvalsh(noise) > 0):
+        raise CavityError("noise_covariance must be positive definite")
+    prior = gaussian_prior(dimension, prior_scale, covariance) if prior is None else prior
+    return NormalLocation(prior, GaussianVector.from_covariance(noise))

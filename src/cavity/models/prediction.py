@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -11,36 +12,87 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cavity.core import ClosedFormMean, Likelihood
-from cavity.core.intervals import DEFAULT_LEVEL, half_width, tails
+from cavity.core.intervals import DEFAULT_LEVEL, check_level, half_width, percent, tails
 from cavity.distributions.gaussian import Gaussian
+from cavity.errors import CavityError
 
 DEFAULT_DRAWS = 1000
+Values = Float[Array | np.ndarray, "n ..."]
+
+
+class Intervals(eqx.Module):
+    """Central intervals of the expected outcome, of any level."""
+
+    @abc.abstractmethod
+    def ends(self, level: float) -> tuple[Values, Values]:
+        """The lower and the upper ends of the intervals of a level."""
 
 
 class Prediction(eqx.Module):
     """The expected outcome at new rows, with its uncertainty.
 
-    All four describe the expected outcome E[y | x, theta] under the posterior of theta: a probability for
+    Mean, sd and interval describe the expected outcome E[y | x, theta] under the posterior of theta: a probability for
     classes, a rate for counts. The variation of single outcomes around it is not included.
 
     Attributes:
         mean: its posterior mean, which is also the predictive mean of y.
         sd: its posterior standard deviation.
-        lower: the lower end of a central interval of its posterior, of level `DEFAULT_LEVEL` (95 %).
+        lower: the lower end of a central interval of its posterior.
         upper: the upper end.
+        level: the probability that each interval has.
+        intervals: of any level; None in the result of `Fit.predict`, because the draws need memory.
     """
 
-    mean: Float[Array | np.ndarray, "n ..."]
-    sd: Float[Array | np.ndarray, "n ..."]
-    lower: Float[Array | np.ndarray, "n ..."]
-    upper: Float[Array | np.ndarray, "n ..."]
+    mean: Values
+    sd: Values
+    lower: Values
+    upper: Values
+    level: float = eqx.field(static=True, default=DEFAULT_LEVEL)
+    intervals: Intervals | None = None
+
+    def with_level(self, level: float) -> Prediction:
+        """The same prediction with intervals of this level only.
+
+        Args:
+            level: the probability that each interval has.
+
+        Returns:
+            The prediction, without `intervals`.
+
+        Raises:
+            CavityError: the level is not between 0 and 1, or the model computed intervals of one level only.
+        """
+        level = check_level(level)
+        if level == self.level:
+            return Prediction(self.mean, self.sd, self.lower, self.upper, level)
+        if self.intervals is None:
+            raise CavityError(
+                f"this prediction has intervals of {percent(self.level)} only; give the level to `predict`, "
+                "whose model must return a Prediction with `intervals`"
+            )
+        lower, upper = self.intervals.ends(level)
+        return Prediction(self.mean, self.sd, lower, upper, level)
 
     def in_units(self, centre: float, scale: float) -> Prediction:
         """The prediction of centre + scale times the outcome, in double precision unless it is unchanged."""
         if (centre, scale) == (0.0, 1.0):
             return self
         mean, sd, lower, upper = (np.asarray(part, float) for part in (self.mean, self.sd, self.lower, self.upper))
-        return Prediction(centre + scale * mean, scale * sd, centre + scale * lower, centre + scale * upper)
+        ends = centre + scale * lower, centre + scale * upper
+        intervals = None if self.intervals is None else _InUnits(self.intervals, centre, scale)
+        return Prediction(centre + scale * mean, scale * sd, *ends, self.level, intervals)
+
+
+class _InUnits(Intervals):
+    """Intervals of centre + scale times the outcome."""
+
+    intervals: Intervals
+    centre: float
+    scale: float
+
+    def ends(self, level: float) -> tuple[Values, Values]:
+        lower, upper = (np.asarray(end, float) for end in self.intervals.ends(level))
+        return self.centre + self.scale * lower, self.centre + self.scale * upper
 
 
 def predict_from_designs(
@@ -68,16 +120,30 @@ def _predict(key, likelihood: Likelihood, posterior: Gaussian, designs, num_draw
 @jax.jit
 def prediction_from_draws(outcomes: Float[Array, "s n ..."]) -> Prediction:
     """The moments and quantiles of draws of the expected outcome."""
-    lower, upper = jnp.quantile(outcomes, jnp.array(tails(DEFAULT_LEVEL)), axis=0)
-    return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper)
+    lower, upper = _quantiles(outcomes, jnp.array(tails(DEFAULT_LEVEL)))
+    return Prediction(jnp.mean(outcomes, 0), jnp.std(outcomes, 0), lower, upper, DEFAULT_LEVEL, _ByQuantiles(outcomes))
+
+
+class _ByQuantiles(Intervals):
+    """Quantiles of draws of the expected outcome."""
+
+    outcomes: Float[Array, "s n ..."]
+
+    def ends(self, level: float) -> tuple[Values, Values]:
+        lower, upper = _quantiles(self.outcomes, jnp.array(tails(level)))
+        return lower, upper
+
+
+@jax.jit
+def _quantiles(outcomes: Float[Array, "s n ..."], probabilities: Float[Array, " p"]) -> Float[Array, "p n ..."]:
+    return jnp.quantile(outcomes, probabilities, axis=0)
 
 
 def _by_closed_form(likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"]) -> Prediction:
     """The mean depends on the first predictor only, and monotonically; the others stay at their means."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-    points = np.concatenate([nodes, [-half_width(DEFAULT_LEVEL), half_width(DEFAULT_LEVEL)]])
-    moved = jnp.repeat(mean[:, None], len(points), axis=1).at[..., 0].add(jnp.sqrt(variance)[:, None] * points)
-    outcomes = likelihood.mean(moved)
+    half = half_width(DEFAULT_LEVEL)
+    outcomes = _outcomes_at(likelihood, mean, variance, np.concatenate([nodes, [-half, half]]))
     # relative to a close value, so that large outcomes do not cancel
     away = outcomes[:, :-2] - likelihood.mean(mean)[:, None]
     average, square = (power @ (weights / weights.sum()) for power in (away, away**2))
@@ -87,4 +153,34 @@ def _by_closed_form(likelihood: ClosedFormMean, mean: Float[Array, "n k"], varia
         sd=jnp.sqrt(jnp.maximum(square - average**2, 0.0)),
         lower=jnp.min(ends, axis=1),
         upper=jnp.max(ends, axis=1),
+        level=DEFAULT_LEVEL,
+        intervals=_OfMonotoneMean(likelihood, mean, variance),
     )
+
+
+class _OfMonotoneMean(Intervals):
+    """The expected outcome at the quantiles of the first predictor, of which it is a monotone function.
+
+    Attributes:
+        likelihood: has the expected outcome given the predictors.
+        mean: of the predictors.
+        variance: of the first predictor.
+    """
+
+    likelihood: ClosedFormMean
+    mean: Float[Array, "n k"]
+    variance: Float[Array, " n"]
+
+    def ends(self, level: float) -> tuple[Values, Values]:
+        half = half_width(level)
+        ends = _outcomes_at(self.likelihood, self.mean, self.variance, np.array([-half, half]))
+        return jnp.min(ends, axis=1), jnp.max(ends, axis=1)
+
+
+@eqx.filter_jit
+def _outcomes_at(
+    likelihood: ClosedFormMean, mean: Float[Array, "n k"], variance: Float[Array, " n"], points: np.ndarray | Array
+) -> Float[Array, "n p"]:
+    """The expected outcome with the first predictor so many standard deviations away from its mean."""
+    moved = jnp.repeat(mean[:, None], len(points), axis=1).at[..., 0].add(jnp.sqrt(variance)[:, None] * points)
+    return likelihood.mean(moved)

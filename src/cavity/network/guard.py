@@ -53,6 +53,13 @@ class Memory:
     scalings: tuple[str, ...] = ()
 
 
+def write_privately(file: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, in a folder that only they can open."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(file, content)
+    file.chmod(0o600)
+
+
 class Guard:
     """Decides whether a message is answered.
 
@@ -60,10 +67,18 @@ class Guard:
         folder: of the client.
         study: the hash of the study.
         fingerprint: of this client's rows; None does not check them.
+        write: writes a file that only its owner can read.
     """
 
-    def __init__(self, folder: Path, study: str, fingerprint: Fingerprint | None = None):
-        self._folder, self._fingerprint = folder / FOLDER, fingerprint
+    def __init__(
+        self,
+        folder: Path,
+        study: str,
+        fingerprint: Fingerprint | None = None,
+        *,
+        write: Callable[[Path, bytes], None] = write_privately,
+    ):
+        self._folder, self._fingerprint, self._put = folder / FOLDER, fingerprint, write
         self._file = self._folder / f"{study}.json"
         self._memory = self._read()
 
@@ -165,8 +180,3 @@ class Guard:
     def _write(self, memory: Memory) -> None:
         self._put(self._file, json.dumps(asdict(memory)).encode())
         self._memory = memory
-
-    def _put(self, file: Path, content: bytes) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(file, content)
-        file.chmod(0o600)

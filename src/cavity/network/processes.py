@@ -57,6 +57,20 @@ class Child:
         """Whether the program is still running."""
         return self._process.poll() is None
 
+    def wait(self, seconds: float) -> int:
+        """Wait for the program to end by itself.
+
+        Args:
+            seconds: how long at most.
+
+        Returns:
+            Its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it is still running.
+        """
+        return self._process.wait(seconds)
+
     def end(self) -> None:
         """Ask the program to end; kill it if it does not."""
         if self.running:

@@ -19,6 +19,7 @@ import numpy as np
 from cavity import ledger, training
 from cavity.core import Algorithm
 from cavity.core.client_data import owned_rows
+from cavity.core.intervals import DEFAULT_LEVEL
 from cavity.core.messages import ClientState, ServerState
 from cavity.errors import CavityError
 from cavity.evaluation.evidence import closing_exchange, has_evidence
@@ -52,14 +53,16 @@ class ServerConfig:
     Attributes:
         min_clients: start with so many clients, and pause while there are fewer; None waits for all to start, and for
             one to continue.
-        seconds: that a client has to reply.
+        round_timeout: seconds that a client has to reply.
+        level: the probability of the intervals in the results.
         sign: signs what the server sends.
         verify: client -> the check of its signature; None if nothing is signed.
         notify: called with lines about the progress.
     """
 
     min_clients: int | None = None
-    seconds: float = 300.0
+    round_timeout: float = 300.0
+    level: float = DEFAULT_LEVEL
     sign: Sign = unsigned
     verify: dict[str, Verify] | None = None
     notify: Callable[[str], None] = lambda line: None
@@ -119,7 +122,7 @@ class StudyServer:
             config.sign,
             config.verify,
             foreign_types(study),
-            config.seconds,
+            config.round_timeout,
             largest_message=largest_messages(study)[0],
         )
         self._status: dict[str, Value] = {"state": "waiting"}
@@ -142,7 +145,7 @@ class StudyServer:
             self._members.stopped()
             self._notify("stopped; restart the server to resume", state="stopped")
         elif fit is not None:
-            write_results(fit, self._directory)
+            write_results(fit, self._directory, self._config.level)
             missing = fit.server.clients.set_aside
             lacking = f"; the data of {', '.join(missing)} are missing or incomplete" if missing else ""
             self._notify(f"done after {len(fit.history)} rounds: {fit.stopped}{lacking}", state="done")

@@ -33,6 +33,21 @@ def suitable_chunk(posterior: PyTree) -> int:
     return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // max(num_bytes, 1)))
 
 
+def filled(num_clients: int, chunk: int, num_devices: int) -> int:
+    """Up to how many clients a chunk is filled with copies, so that few numbers occur, each with a program of its own.
+
+    Args:
+        num_clients: how many there are.
+        chunk: how many are at most run together.
+        num_devices: that they are distributed over.
+
+    Returns:
+        At most a quarter more, and a multiple of the number of devices where there are several clients.
+    """
+    step = max(1 << max(num_clients.bit_length() - 3, 0), num_devices if num_clients > 1 else 1)
+    return min(-(-num_clients // step) * step, max(chunk, num_clients))
+
+
 class StreamingEngine(Engine):
     """Runs queued clients chunk by chunk; `collect` returns one chunk's replies at a time.
 
@@ -41,11 +56,14 @@ class StreamingEngine(Engine):
         source: where the clients' data are.
         seed: the random seed.
         chunk: how many clients are at most loaded and run together; None takes what suits the size of the posterior.
+
+    Attributes:
+        chunk: how many clients are at most loaded and run together.
     """
 
     def __init__(self, algorithm: Algorithm, source: ClientSource, *, seed: int = 0, chunk: int | None = None):
         self._algorithm, self._source, self._seed = algorithm, source, seed
-        self._chunk = suitable_chunk(algorithm.prior) if chunk is None else chunk
+        self.chunk = suitable_chunk(algorithm.prior) if chunk is None else chunk
         self._traced = numbers_as_leaves(algorithm)
         self._mesh = device_mesh()
         self._queue: deque[Message] = deque()
@@ -95,7 +113,7 @@ class StreamingEngine(Engine):
                 self._queue = deque(sorted(self._queue, key=lambda m: -self._sizes[m.client]))
             self._in_order = True
         chunk: list[Message] = []
-        while self._queue and len(chunk) < self._chunk and (not chunk or self._fits(chunk, self._queue[0])):
+        while self._queue and len(chunk) < self.chunk and (not chunk or self._fits(chunk, self._queue[0])):
             chunk.append(self._queue.popleft())
         return chunk
 
@@ -124,12 +142,7 @@ class StreamingEngine(Engine):
             )
         length = 1 << (max(len(data.weight) for data in loaded) - 1).bit_length()
         padded = [pad(data, length) for data in loaded]
-        return stack(padded + padded[:1] * (self._filled(len(padded)) - len(padded)))
-
-    def _filled(self, num_clients: int) -> int:
-        """Up to how many clients a chunk is filled with copies, at most a quarter more: programs for few numbers."""
-        step = max(1 << max(num_clients.bit_length() - 3, 0), self._mesh.size if num_clients > 1 else 1)
-        return min(-(-num_clients // step) * step, max(self._chunk, num_clients))
+        return stack(padded + padded[:1] * (filled(len(padded), self.chunk, self._mesh.size) - len(padded)))
 
     def _run(self, messages: list[Message], data: Data) -> list[Reply]:
         filled = messages + messages[:1] * (len(data.weight) - len(messages))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from cavity import aggregation, divergences, losses, schedules
 from cavity.core import Damping, Divergence, Loss, Schedule
-from cavity.distributions import DiagonalGaussian, FullGaussian
+from cavity.distributions.forms import FORMS
 from cavity.distributions.gaussian import Gaussian
 from cavity.study.columns import Boolean, Category, Column, Integer, Number, Text
 from cavity.study.part import Part
@@ -18,7 +18,7 @@ COLUMNS: Mapping[str, type[Column]] = {
     column.type_name: column for column in (Number, Integer, Category, Boolean, Text)
 }
 METHODS = ("pvi", "fedgvi", "sfvi", "sfvi-avg")
-COVARIANCES: Mapping[str, type[Gaussian]] = {"full": FullGaussian, "diagonal": DiagonalGaussian}
+COVARIANCES: Mapping[str, type[Gaussian]] = {name: FORMS[name] for name in ("full", "diagonal")}
 LOSSES: Mapping[str, Callable[..., Loss]] = {
     "nll": losses.NegativeLogLikelihood,
     "beta": losses.Beta,

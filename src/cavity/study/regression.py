@@ -11,6 +11,7 @@ import numpy as np
 from cavity.algorithms import PVI
 from cavity.core import Algorithm, Model, Schedule
 from cavity.core.progress import Watcher
+from cavity.distributions.forms import Form, gaussian_class
 from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
 from cavity.study import registry
@@ -29,6 +30,7 @@ from cavity.study.table import Table, as_table
 from cavity.study.validation import left_side_problem
 
 Real = float | int
+MISSING = (Missing.REFUSE.value, Missing.DROP.value)
 
 
 def regression(
@@ -37,14 +39,14 @@ def regression(
     *,
     family: str | Family = "bernoulli",
     levels: Mapping[str, Sequence[str]] | None = None,
-    drop_missing: bool = False,
+    missing: str = "refuse",
     scaling: str = "federated",
     column_scaling: Mapping[str, tuple[Real, Real] | str] | None = None,
     noise_sd: Real | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
-    covariance: str | None = None,
+    covariance: Form = None,
     method: Callable[[Model], Algorithm] = PVI,
     schedule: Schedule | None = None,
     rounds: int | None = None,
@@ -63,7 +65,8 @@ def regression(
         family: of the outcome: "gaussian" (or "linear"), "bernoulli" ("logistic"), "categorical" ("softmax") or
             "poisson"; or a `cavity.study.Family` with its settings.
         levels: of categories, the reference first. A category whose levels are not given has those of all frames.
-        drop_missing: drop rows with a missing value and say how many; otherwise they are an error.
+        missing: what to do about missing values. "refuse": they are an error. "drop": their rows are dropped, with a
+            warning that says how many.
         scaling: "federated" scales numeric predictors, a gaussian outcome and the columns of the formula's matrix by
             mean and standard deviation over all frames. "none" uses them as they are. Results are in the units of the
             data.
@@ -90,8 +93,10 @@ def regression(
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
     chosen_family = make_family(family, {"noise_sd": None if noise_sd is None else float(noise_sd)})
-    if covariance is not None and covariance not in registry.COVARIANCES:
+    if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
+    if missing not in MISSING:
+        raise StudyError(f"unknown missing {missing!r}; choose one of: {', '.join(MISSING)}")
     if scaling not in list(ScalingRule):
         raise StudyError(
             f"unknown scaling {scaling!r}; choose one of: {', '.join(ScalingRule)}. The scaling of single columns is "
@@ -101,16 +106,15 @@ def regression(
     if problem := left_side_problem(chosen_family, parsed):
         raise StudyError(problem)
     tables = _tables(frames)
-    columns = _columns(parsed, tables, chosen_family, dict(levels or {}), drop_missing=drop_missing)
+    columns = _columns(parsed, tables, chosen_family, dict(levels or {}), Missing(missing))
     rows = _rows(columns, tables)
     _warn_of_dropped_rows(columns, tables, rows)
     federated = scaling == ScalingRule.FEDERATED
     scaled = _scaling(parsed, columns, tables, rows, chosen_family, dict(column_scaling or {}), federated=federated)
     encoding = FormulaEncoding(formula, columns, scaled)
     prior = _prior(chosen_family, scaled, prior_scale, intercept_scale, dict(prior_scales or {}))
-    model = formula_model(
-        chosen_family, encoding, prior, None if covariance is None else registry.COVARIANCES[covariance]
-    )
+    form = None if covariance is None else gaussian_class(covariance, len(encoding.design.names))
+    model = formula_model(chosen_family, encoding, prior, form)
     return run(
         method(model),
         tables,
@@ -157,12 +161,10 @@ def _columns(
     tables: Mapping[str, Table],
     family: Family,
     levels: dict[str, Sequence[str]],
-    *,
-    drop_missing: bool,
+    missing: Missing,
 ) -> tuple[Column, ...]:
     """The types of the columns, from all frames together; those of the outcome first."""
     columns = []
-    missing = Missing.DROP if drop_missing else Missing.REFUSE
     for position, name in enumerate(formula.columns):
         for client, table in tables.items():
             if name not in table.columns:

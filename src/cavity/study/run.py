@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from cavity.core.client_data import prepare_client
-from cavity.core.intervals import DEFAULT_LEVEL
+from cavity.core.intervals import DEFAULT_LEVEL, check_level
 from cavity.distributions.gaussian import gaussian_or_none
 from cavity.errors import DataError, StudyError
 from cavity.fit import run as fitting
@@ -86,7 +86,7 @@ def run_study(
         tolerance=study.run.tolerance,
         seed=study.run.seed,
         directory=directory,
-        held_by_clients=study.algorithm.held_by_clients,
+        factors=study.algorithm.factors or "server",
         observers=observers,
         checkpoint_seconds=checkpoint_seconds,
     )
@@ -138,8 +138,9 @@ def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = DE
     Args:
         fit: the result.
         directory: of the run.
-        level: of the intervals.
+        level: the probability that each interval has.
     """
+    level = check_level(level)
     directory = Path(directory)
     write_atomically(directory / POSTERIOR, posterior_file(fit))
     page = io.StringIO()

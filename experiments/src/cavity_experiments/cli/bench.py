@@ -1,4 +1,4 @@
-"""`cavity bench`: the speed of Cavity relative to reference programs, measured in one run on this machine."""
+"""`cavity bench`: measure the speed of Cavity relative to reference programs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no threshold is checked.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--out", help="Folder for the results; results/NAME by default.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the results; results/NAME by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Measure speed and compare it with thresholds.

@@ -1,4 +1,4 @@
-"""`cavity data`: the real data sets of the experiments."""
+"""`cavity data`: list the real data sets of the experiments."""
 
 from __future__ import annotations
 

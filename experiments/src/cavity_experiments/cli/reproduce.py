@@ -1,4 +1,4 @@
-"""`cavity reproduce`: a table or figure of a paper, compared with its thresholds."""
+"""`cavity reproduce`: repeat an experiment of the papers and compare it with its thresholds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="About a minute; some checks are skipped.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Everything, with several seeds.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--out", help="Folder for the results; results/NAME by default.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the results; results/NAME by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Repeat an experiment of the papers and compare it with its thresholds.

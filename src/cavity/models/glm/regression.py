@@ -28,7 +28,8 @@ from cavity.core import (
 from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
 from cavity.core.fields import Number, require
 from cavity.core.types import Leaf
-from cavity.distributions import DiagonalGaussian, FullGaussian, IsotropicGaussian
+from cavity.distributions import FullGaussian, IsotropicGaussian
+from cavity.distributions.forms import Form, gaussian_class
 from cavity.distributions.gaussian import Gaussian, GaussianDensity, gaussian_or_none, row_roots, split
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import (
@@ -42,7 +43,6 @@ from cavity.likelihoods import (
 from cavity.likelihoods.gaussian import known_noise
 from cavity.models.prediction import Prediction, predict_from_designs
 
-FULL_COVARIANCE_LIMIT = 1000  # coefficients; above it, d^2 numbers per client cost more than they are worth
 Scales = Number | Sequence[float]  # one prior scale for all coefficients, or one each
 
 
@@ -217,16 +217,15 @@ def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
     return pair(batch, "a regression needs a pair (x, y) or a dict with 'x' and 'y'")
 
 
-def gaussian_prior(dimension: int, scale: Scales, family: type[Gaussian] | None = None) -> Gaussian:
+def gaussian_prior(dimension: int, scale: Scales, covariance: Form = None) -> Gaussian:
     """N(0, scale^2) for each coefficient.
 
     Args:
         dimension: the number of coefficients.
         scale: the standard deviation, one for all or one per coefficient.
-        family: None is full covariance up to `FULL_COVARIANCE_LIMIT` coefficients, else mean field.
+        covariance: its form: "full", "diagonal" or "isotropic"; None chooses full or diagonal by dimension.
     """
-    if family is None:
-        family = FullGaussian if dimension <= FULL_COVARIANCE_LIMIT else DiagonalGaussian
+    family = gaussian_class(covariance, dimension)
     variance = jnp.asarray(scale, float) ** 2
     zeros = jnp.zeros(dimension, variance.dtype)
     if family is IsotropicGaussian:
@@ -241,7 +240,7 @@ def _regression(
     features: int | Sequence[str],
     prior: Gaussian | None,
     prior_scale: Scales,
-    family: type[Gaussian] | None,
+    covariance: Form,
     intercept: bool,
     outputs: tuple[str, ...] = ("",),
     constant: tuple[bool, ...] = (False,),
@@ -249,7 +248,7 @@ def _regression(
     names = feature_names(features)
     width = len(names) + int(intercept)
     dimension = sum(1 if c else width for c in constant)
-    prior = gaussian_prior(dimension, prior_scale, family) if prior is None else prior
+    prior = gaussian_prior(dimension, prior_scale, covariance) if prior is None else prior
     return Regression(prior, likelihood, names, intercept, outputs, constant)
 
 
@@ -259,7 +258,7 @@ def linear_regression(
     noise_sd: Number | None = None,
     prior: Gaussian | None = None,
     prior_scale: Scales = 10.0,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
     intercept: bool = True,
 ) -> Regression:
     """Y ~ N(x . beta, noise^2). With `noise_sd` given the posterior is exact; without it, log noise is estimated.
@@ -269,14 +268,15 @@ def linear_regression(
         noise_sd: the standard deviation of the noise, or None for unknown.
         prior: over all coefficients; if None, N(0, prior_scale^2) each.
         prior_scale: in the units of y per unit of x; choose it wider than any plausible coefficient.
-        family: `FullGaussian` or `DiagonalGaussian`; None chooses by dimension.
+        covariance: the form of the Gaussian posterior, "full", "diagonal" or "isotropic"; None chooses full or diagonal
+            by the number of coefficients.
         intercept: whether to add one.
     """
     if noise_sd is not None:
         require(noise_sd, lambda sd: sd > 0, "noise_sd must be positive (leave it out to estimate it)")
-        return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, family, intercept)
+        return _regression(GaussianNoise(noise_sd), features, prior, prior_scale, covariance, intercept)
     outputs, constant = ("", "log_noise_sd"), (False, True)
-    return _regression(GaussianUnknownNoise(), features, prior, prior_scale, family, intercept, outputs, constant)
+    return _regression(GaussianUnknownNoise(), features, prior, prior_scale, covariance, intercept, outputs, constant)
 
 
 def logistic_regression(
@@ -284,11 +284,11 @@ def logistic_regression(
     *,
     prior: Gaussian | None = None,
     prior_scale: Scales = 2.5,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
     intercept: bool = True,
 ) -> Regression:
     """P(y = 1) = 1 / (1 + exp(-x . beta)). Arguments as in `linear_regression`; beta is a log odds ratio."""
-    return _regression(BernoulliLogit(), features, prior, prior_scale, family, intercept)
+    return _regression(BernoulliLogit(), features, prior, prior_scale, covariance, intercept)
 
 
 def probit_regression(
@@ -296,11 +296,11 @@ def probit_regression(
     *,
     prior: Gaussian | None = None,
     prior_scale: Scales = 2.5,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
     intercept: bool = True,
 ) -> Regression:
     """P(y = 1) = Phi(x . beta). Arguments as in `linear_regression`."""
-    return _regression(BernoulliProbit(), features, prior, prior_scale, family, intercept)
+    return _regression(BernoulliProbit(), features, prior, prior_scale, covariance, intercept)
 
 
 def poisson_regression(
@@ -308,11 +308,11 @@ def poisson_regression(
     *,
     prior: Gaussian | None = None,
     prior_scale: Scales = 2.5,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
     intercept: bool = True,
 ) -> Regression:
     """Y ~ Poisson(exp(x . beta)). Arguments as in `linear_regression`; beta is a log rate ratio."""
-    return _regression(PoissonLog(), features, prior, prior_scale, family, intercept)
+    return _regression(PoissonLog(), features, prior, prior_scale, covariance, intercept)
 
 
 def softmax_regression(
@@ -321,7 +321,7 @@ def softmax_regression(
     *,
     prior: Gaussian | None = None,
     prior_scale: Scales = 2.5,
-    family: type[Gaussian] | None = None,
+    covariance: Form = None,
     intercept: bool = True,
 ) -> Regression:
     """P(y = c) proportional to exp(x . beta_c), beta_0 = 0. Arguments as in `linear_regression`."""
@@ -333,7 +333,7 @@ def softmax_regression(
         features,
         prior,
         prior_scale,
-        family,
+        covariance,
         intercept,
         outputs,
         (False,) * (num_classes - 1),

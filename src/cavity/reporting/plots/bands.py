@@ -27,7 +27,7 @@ def bands(
     predictions: Mapping[str, Pair],
     clients: Mapping[str, Pair],
     *,
-    levels: Sequence[float] = (0.025, 0.25, 0.75, 0.975),
+    probabilities: Sequence[float] = (0.025, 0.25, 0.75, 0.975),
     inducing: Mapping[str, Pair] | None = None,
     truth: np.ndarray | None = None,
     x_label: str = "x",
@@ -40,9 +40,9 @@ def bands(
 
     Args:
         x: where predictions are made, ascending [m].
-        predictions: method -> the predictive mean [m] and its quantiles [len(levels), m].
+        predictions: method -> the predictive mean [m] and its quantiles [len(probabilities), m].
         clients: name -> inputs [n_k] and targets [n_k] of its rows, each with a colour and a marker.
-        levels: of the quantiles, ascending, and symmetric around one half.
+        probabilities: of the quantiles, ascending, and symmetric around one half.
         inducing: method -> means [M] and standard deviations [M] of the inducing inputs; those outside the axis are
             counted at its end.
         truth: the true function [m], if it is known.
@@ -54,14 +54,14 @@ def bands(
 
     Example:
         >>> x = np.linspace(0, 1, 5)
-        >>> figure = bands(x, {"PVI": (x, np.stack([x - 1, x + 1]))}, {"a": (x, x)}, levels=(0.05, 0.95))
+        >>> figure = bands(x, {"PVI": (x, np.stack([x - 1, x + 1]))}, {"a": (x, x)}, probabilities=(0.05, 0.95))
         >>> figure.axes[0].get_title()
         'PVI'
     """
     from matplotlib.figure import Figure
 
-    shares = _shares(levels)
-    _check(x, predictions, len(levels), inducing)
+    shares = _shares(probabilities)
+    _check(x, predictions, len(probabilities), inducing)
     ratios = [1.0] if inducing is None else [5.0, 1.0]
     num = len(predictions)
     figure = Figure(figsize=(5.2 * num + (1.2 if num == 1 else 0.4), 3.6 + 0.8 * len(ratios)), layout="constrained")
@@ -94,26 +94,29 @@ def bands(
     return figure
 
 
-def _shares(levels: Sequence[float]) -> list[float]:
+def _shares(probabilities: Sequence[float]) -> list[float]:
     """The probability of each band in percent, from the widest."""
-    lower = np.array(levels[: len(levels) // 2])
-    ascending = np.all(np.diff(levels) > 0) and lower.size > 0 and levels[0] > 0
-    if len(levels) % 2 or not ascending or not np.allclose(lower, 1 - np.array(levels[::-1])[: len(lower)]):
-        raise CavityError(f"levels must ascend in pairs around one half, such as (0.05, 0.95); they are {levels}")
+    given = np.array(probabilities)
+    lower = given[: len(given) // 2]
+    ascending = np.all(np.diff(given) > 0) and lower.size > 0 and given[0] > 0
+    if len(given) % 2 or not ascending or not np.allclose(lower, 1 - given[::-1][: len(lower)]):
+        raise CavityError(
+            f"probabilities must ascend in pairs around one half, such as (0.05, 0.95); they are {probabilities}"
+        )
     if len(lower) > len(SHADES):
-        raise CavityError(f"at most {len(SHADES)} bands can be drawn; the levels give {len(lower)}")
-    return [float(100 * (1 - 2 * level)) for level in lower]
+        raise CavityError(f"at most {len(SHADES)} bands can be drawn; the probabilities give {len(lower)}")
+    return [float(100 * (1 - 2 * probability)) for probability in lower]
 
 
 def _check(
-    x: np.ndarray, predictions: Mapping[str, Pair], num_levels: int, inducing: Mapping[str, Pair] | None
+    x: np.ndarray, predictions: Mapping[str, Pair], num_quantiles: int, inducing: Mapping[str, Pair] | None
 ) -> None:
     if not predictions:
         raise CavityError("there is nothing to draw: no method has a prediction; give at least one")
     for method, (mean, quantiles) in predictions.items():
-        if np.shape(mean) != (len(x),) or np.shape(quantiles) != (num_levels, len(x)):
+        if np.shape(mean) != (len(x),) or np.shape(quantiles) != (num_quantiles, len(x)):
             raise CavityError(
-                f"{method!r}: a mean of shape {(len(x),)} and quantiles of shape {(num_levels, len(x))} are needed; "
+                f"{method!r}: a mean of shape {(len(x),)} and quantiles of shape {(num_quantiles, len(x))} are needed; "
                 f"they have {np.shape(mean)} and {np.shape(quantiles)}"
             )
         if inducing is not None and method not in inducing:

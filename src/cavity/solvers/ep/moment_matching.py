@@ -51,7 +51,7 @@ class MomentMatching(Solver):
 
     Example:
         >>> import cavity
-        >>> model = cavity.models.normal_location(2, covariance=[[1.0, 0.6], [0.6, 2.0]])
+        >>> model = cavity.models.normal_location(2, noise_covariance=[[1.0, 0.6], [0.6, 2.0]])
         >>> ep = cavity.PVI(model, solver=cavity.solvers.MomentMatching())
     """
 
