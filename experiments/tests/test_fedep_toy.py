@@ -48,6 +48,7 @@ def test_all_draws_at_once_are_ep_one_by_one(drawn, paths):
             np.testing.assert_allclose(paths[method][i], expected, atol=1e-12)
 
 
+@thorough
 def test_one_shot_methods_are_what_they_are_called(drawn, paths):
     precisions, means, _ = drawn
     weights = 1 / np.diagonal(np.linalg.inv(precisions), axis1=-2, axis2=-1)

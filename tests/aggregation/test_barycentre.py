@@ -256,6 +256,7 @@ def test_weights_that_are_none(function, weights):
         assert np.all(np.isnan(part))
 
 
+@thorough
 def test_nan_is_not_hidden(monkeypatch):
     means, roots, weights = problem(15, 3, 4)
     bad = roots.copy()

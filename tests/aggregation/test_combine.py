@@ -138,6 +138,7 @@ def test_unit_factors_leave_the_prior():
         assert_same(combine(CASES[name][0], prior, factors**0), prior, rtol=1e-7)
 
 
+@thorough
 def test_improper_factors():
     """A narrow q pays for its mean with the prior's precision / alpha: so much may the factors take away."""
     prior, factors = case(FullGaussian, 2)

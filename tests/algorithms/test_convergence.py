@@ -122,6 +122,7 @@ def test_sfvi_ends_by_itself_at_the_exact_posterior():
     assert "converged: the bound and the posterior have settled" in str(fit.summary())
 
 
+@thorough
 def test_after_ten_steps_it_has_not_converged_and_says_so():
     fit = cavity.run(by_itself(), clients(2), rounds=10, rounds_per_block=10)
     assert not fit.converged

@@ -76,6 +76,7 @@ def test_with_exact_moments_it_is_ep():
     assert_product(fit)
 
 
+@thorough
 def test_plain_descent_on_deltas_is_damping():
     model, clients = linear_model(), linear_clients()
     damped = run(FedEP(model, solver=DESCENT, step_size=0.3), clients, rounds=4, tolerance=0.0)
@@ -334,6 +335,7 @@ def test_saved_and_resumed(tmp_path):
     assert_same(resumed.posterior, whole.posterior, 1e-12)
 
 
+@thorough
 def test_prediction_with_a_point_and_with_draws():
     model, clients = logistic_regression(2, covariance=DiagonalGaussian), logistic_clients()
     fit = run(FedEP(model), clients)

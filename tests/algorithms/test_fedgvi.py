@@ -175,6 +175,7 @@ def test_proposition_4_3_the_opinion_pool():
     (losses.Beta(0.5), FullGaussian), (losses.Gamma(1.5), DiagonalGaussian),
     (losses.GeneralisedCrossEntropy(0.7), FullGaussian),
 ])  # fmt: skip
+@thorough
 def test_proposition_4_4_a_fixed_point_is_a_pooled_optimum(loss, family):
     """E[sum of losses] + KL / w over all rows, found by SciPy in other coordinates from the pooled rows."""
     model, batch, w = logistic_regression(2, covariance=family), classes(), 1.5
@@ -220,6 +221,7 @@ def test_proposition_4_4_a_fixed_point_is_a_pooled_optimum(loss, family):
     (SquaredExponential(2.0), linear_regression(2, noise_sd=0.7), rows()),
     (InverseMultiQuadric(1.0), normal_location(2, noise_covariance=[[1.0, 0.4], [0.4, 0.8]]), rows()[:1]),
 ])  # fmt: skip
+@thorough
 def test_score_matching_in_closed_form_and_by_descent(kernel, model, batch):
     """The conjugate update is the minimiser that another solver finds (proposition 4.10)."""
     clients = {name: part if len(batch) > 1 else part[0] for name, part in split(batch).items()}

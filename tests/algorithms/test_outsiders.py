@@ -45,6 +45,7 @@ from tests import scenarios
 from tests.contracts.faults import check_survives_faults, distance
 from tests.contracts.solver import natural_descent
 from tests.fit.test_resume import Killed, assert_same_run, kill_in_round
+from tests.marks import thorough
 
 VARIANTS = pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 
@@ -272,6 +273,7 @@ def test_an_algorithm_whose_clients_keep_something(tmp_path, held_by_clients):
 
 
 @VARIANTS
+@thorough
 def test_an_algorithm_whose_clients_keep_something_survives_faults(held_by_clients):
     algorithm, clients = with_levels()
     seen = check_survives_faults(algorithm, clients, 15, held_by_clients=held_by_clients, rest=1e-10)
@@ -487,6 +489,7 @@ def grouped():
     return Union(cavity.models.linear_regression(2, noise_sd=1.0), Conjugate(), Fixed(0.9)), clients
 
 
+@thorough
 def test_entries_of_different_sizes(tmp_path):
     algorithm, clients = grouped()
     fit = check_runs_and_resumes(tmp_path, algorithm, clients, rounds=12)

@@ -379,6 +379,7 @@ def assert_same_dynamics(got, expected):
 @family_of
 @settings(max_examples=5, deadline=None)
 @given(owner=ownerships(ROWS, 3))
+@thorough
 def test_one_step_is_global_vi(solver, pooled, family, owner):
     """Properties 3.1 and 3.3, whatever the partition."""
     clients = by_weight((FITTED.x, FITTED.y), owner)
@@ -408,6 +409,7 @@ def reference_without(clients, name):
     return scenarios.gaussian_optimum(replace(scenarios.logistic(), x=x, y=y), mean_field=False)
 
 
+@thorough
 def test_withdrawing_is_never_having_been_there(four):
     clients, fit = four
     name = "client-1"

@@ -240,6 +240,7 @@ def test_every_line_has_a_definition():
 
 
 @pytest.mark.parametrize("method", DEFINITIONS)
+@thorough
 def test_a_line_is_its_method(method):
     assert distance(fitted(method).posterior, DEFINITIONS[method]()) < 1e-5
 

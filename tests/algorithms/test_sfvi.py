@@ -293,6 +293,7 @@ def _reply(algorithm, data):
     return jax.tree.map(np.asarray, update)
 
 
+@thorough
 def test_what_a_client_sends():
     """Named sums of gradients whose size knows nothing of rows."""
     algorithm = SFVI(model_once(), num_samples=1)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavity.datasets import partition
+from tests.marks import thorough
 
 seeds = st.integers(0, 2**32 - 1)
 label_lists = st.lists(st.integers(0, 4), min_size=12, max_size=80).map(np.array)
@@ -45,6 +46,7 @@ def test_label_shards(seed, labels, num_clients, shards_per_client):
 
 
 @given(seeds, label_lists, st.integers(1, 12), st.floats(1e-3, 1e4))
+@thorough
 def test_dirichlet(seed, labels, num_clients, concentration):
     parts = partition.dirichlet(np.random.default_rng(seed), labels, num_clients, concentration)
     check_partition(parts, len(labels), num_clients)

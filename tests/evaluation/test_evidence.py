@@ -160,6 +160,7 @@ def test_a_network_of_many_weights_has_none():
         fit.log_evidence
 
 
+@thorough
 def test_without_the_closed_form_it_is_a_bound():
     """One coefficient, by a grid."""
     rng = np.random.default_rng(0)
@@ -191,6 +192,7 @@ def test_the_table_has_differences_odds_and_probabilities():
     assert "lower bounds" in table[-1]
 
 
+@thorough
 def test_importance_weights_correct_the_bound_of_a_poor_family():
     """Mean field loses -log(1 - r^2) / 2 on features of correlation r; the weights give it back."""
     rng = np.random.default_rng(1)

@@ -77,6 +77,7 @@ def test_a_client_sends_one_number_per_draw():
     np.testing.assert_allclose(sent["client-2"], np.sum(y * f - np.logaddexp(0, f), axis=1), rtol=1e-12)
 
 
+@thorough
 def test_streamed_clients_weigh_the_same():
     clients = logistic_clients(scenarios.homogeneous(120, 4))
     streamed = cavity.run(fitted().algorithm, LoadedWhenAsked(clients))
@@ -93,6 +94,7 @@ def test_weights_of_rows_count():
     np.testing.assert_allclose(ours.log_weights, theirs.log_weights, atol=1e-5)
 
 
+@thorough
 def test_an_exact_posterior_has_equal_weights():
     """Each is the evidence, so k has no meaning; the free energy is the evidence too."""
     x, y = scenarios.linear()
@@ -175,6 +177,7 @@ def test_the_demo_is_close_to_a_gaussian():
     assert free_energy < weights.log_evidence < free_energy + 0.05
 
 
+@thorough
 def test_the_evidence_of_one_rate_is_that_of_a_grid():
     y = np.array([0.0, 1, 0, 2, 0])
     model = poisson_regression([], prior_scale=1.0)
@@ -251,6 +254,7 @@ def test_what_is_asked_for_must_be_there(tmp_path):
     assert "approximation: not assessed: the clients' data are not in this process" in str(loaded.summary())
 
 
+@thorough
 def test_single_precision_weighs_in_double():
     with jax.enable_x64(False):
         model = logistic_regression(2, prior_scale=PROBLEM.prior_scale)

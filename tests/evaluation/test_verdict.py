@@ -133,6 +133,7 @@ def check_against_grid(case, found):
 
 
 @pytest.mark.parametrize("make", [nine_zeros, separable, six_rows])
+@thorough
 def test_a_posterior_that_is_no_gaussian_is_rough(make):
     """All have means that look right, and k below 0.7 for draws of the fit itself."""
     case = make()
@@ -263,6 +264,7 @@ def test_many_parameters(family):
         assert "60 parameters" in str(found)
 
 
+@thorough
 def test_more_parameters_than_weights_are_of_use_for():
     model = linear_regression(
         assessment.MOST_PARAMETERS + 1, noise_sd=1.0, intercept=False, covariance=DiagonalGaussian

@@ -94,6 +94,7 @@ def test_importance_samples_make_up_for_a_wrong_q():
         check_latents(replace(client, q=q, num_samples=1), 4000)
 
 
+@thorough
 def test_draws_and_summary_of_a_client():
     mean, covariance, units, places = exact()
     client = fitted().local(CLIENT)

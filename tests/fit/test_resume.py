@@ -17,6 +17,7 @@ from cavity.io import serialization
 from cavity.io.checkpoints import CHECKPOINT, HISTORY, RunDirectory
 from cavity.schedules import Sequential, SequentialLargestFirst, SequentialShuffled, Synchronous
 from tests import scenarios
+from tests.marks import thorough
 
 SCHEDULES = [Synchronous(), Sequential(), SequentialShuffled(), SequentialLargestFirst()]
 ROUNDS = 10
@@ -174,6 +175,7 @@ def test_without_data_a_fit_says_what_it_lacks(tmp_path):
             action()
 
 
+@thorough
 def test_what_cannot_be_written_is_given_again(tmp_path):
     """A log likelihood of the user's is a function; it stays out of the file."""
 

@@ -84,6 +84,7 @@ def test_a_proper_posterior_never_becomes_improper():
     assert ledger.is_proper(server.posterior)
 
 
+@thorough
 def test_summary_and_weights_of_draws():
     fit = cavity.run(cavity.PVI(model()), PARTS)
     text = str(fit.summary())

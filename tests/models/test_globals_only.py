@@ -112,6 +112,7 @@ def conjugate(prior, weight=None):
 
 
 @pytest.mark.parametrize("function", PRIORS, ids=lambda function: function.__name__)
+@thorough
 def test_gaussian_priors_give_the_conjugate_posterior(function):
     model = numpyro_model(function, xy())
     algorithm = cavity.PVI(model)
@@ -208,6 +209,7 @@ def test_a_gamma_prior_of_counts(num_clients):
 
 
 @pytest.mark.parametrize("start", [-2.0, 3.0])
+@thorough
 def test_neither_partition_nor_base_matter(start):
     alone = counted(1)
     for other in (counted(3), counted(3, start)):
@@ -257,6 +259,7 @@ def test_a_student_prior_of_a_location():
     assert float(sds(located())[0]) == pytest.approx(sd, rel=1e-3)
 
 
+@thorough
 def test_rows_are_what_each_owner_says():
     """A Gaussian likelihood is its own factor: were anything counted twice, a row would show it."""
     fit = located()
@@ -349,6 +352,7 @@ def test_without_any_client_the_prior_is_left():
     assert float(sds(fit)[0]) == pytest.approx(sd, rel=1e-3)
 
 
+@thorough
 def test_late_is_as_good_as_early():
     last = shared_out(count_data(), [2, 4, 3])["client2"]
     joined = counted(2).join("client2", last, tolerance=LEFT_OVER)
@@ -381,6 +385,7 @@ def test_one_more_row_moves_the_posterior_as_it_would():
     assert moved.shift["rate"] == pytest.approx(shift, rel=0.1)  # the others do not settle again
 
 
+@thorough
 def test_a_fit_comes_back_from_its_file(tmp_path):
     fit, clients = counted(3), shared_out(count_data(), [2, 4, 3])
     fit.save(tmp_path / "fit.npz")

@@ -247,6 +247,7 @@ WEIGHTS = pytest.mark.parametrize(("auxiliary", "alpha"), [(False, 0.1), (True, 
 
 
 @WEIGHTS
+@thorough
 def test_the_exact_posterior_of_shared_parameters_is_a_fixed_point(auxiliary, alpha):
     """At the exact factors the expected gradient of each client is zero; the bound is quadratic in phi, so that seven
     nodes of Gauss and Hermite give the expectation without error. Alpha weighs the KL of what is auxiliary alone."""
@@ -273,6 +274,7 @@ def test_the_exact_posterior_of_shared_parameters_is_a_fixed_point(auxiliary, al
 
 
 @WEIGHTS
+@thorough
 def test_any_model_that_shares_variational_parameters(auxiliary, alpha):
     """From nothing, over two clients in turn, to the posterior of a mean; a noisy solver, so within its noise.
 

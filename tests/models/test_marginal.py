@@ -15,6 +15,7 @@ from cavity.core.client_data import prepare_clients
 from cavity.models.mixed.marginal import Marginal, conditional_modes, log_marginal, marginal
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from tests.algorithms.test_sfvi import NOISE, SPREAD, exact_family, model_once, rows
+from tests.marks import thorough
 
 
 def counted(group, x, y, num_groups):
@@ -115,6 +116,7 @@ def test_gaussian_units_give_the_exact_conditional():
     np.testing.assert_allclose(slopes, local.coupling, atol=1e-9)
 
 
+@thorough
 def test_padding_counts_nothing():
     found: Marginal = marginal(model_once())
     data = found.of(prepare_clients(model_once(), {"a": rows()})["a"])
@@ -127,6 +129,7 @@ def test_padding_counts_nothing():
     assert float(total(pad(data, len(data.weight) + 13, 17))) == pytest.approx(float(total(data)), abs=1e-9)
 
 
+@thorough
 def test_modes_of_binomial_units_are_found_from_a_start_at_even_odds():
     """NumPyro's Binomial has a wrong gradient at logits of exactly 0; against a grid."""
 

@@ -49,6 +49,7 @@ MODELS = {
 }
 
 
+@thorough
 def test_the_same_network_written_thrice():
     """The same weights, each in its own order, give the same log likelihoods as the perceptron of Cavity."""
     rng = np.random.default_rng(1)

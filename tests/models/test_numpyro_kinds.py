@@ -280,6 +280,7 @@ def test_a_block_is_the_same_as_single_exchanges():
 # what is refused
 
 
+@thorough
 def test_data_of_no_kind_are_refused_with_all_kinds_named():
     for algorithm in (cavity.PVI(mixed()), SFVI(mixed(), num_steps=2)):
         for wrong in ({"x": np.ones(2)}, {"x": np.ones(2), "no": np.ones(2)}, data()[0] | {"yes": np.ones(10)}):

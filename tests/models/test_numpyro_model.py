@@ -474,6 +474,7 @@ def test_where_models_start():
     assert not any(leaf.any() for leaf in model_of("gappy").example.values())  # nobody's data
 
 
+@thorough
 def test_gradients_pass_masked_observations():
     pool = Pool("gappy", 1)
     data = columns(*pool.case.data)

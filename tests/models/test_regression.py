@@ -285,6 +285,7 @@ def expit_of(f):
     return 1 / (1 + jnp.exp(-f))
 
 
+@thorough
 def test_two_classes_are_a_logistic_regression(logistic_posterior):
     two = logistic_run(softmax_regression(2, 2, prior_scale=2.0))
     np.testing.assert_allclose(two.precision, logistic_posterior.precision, rtol=1e-8)

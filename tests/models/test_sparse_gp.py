@@ -50,6 +50,7 @@ def split(*edges):
     return {f"client {k}": (X[part], Y[part]) for k, part in enumerate(parts)}
 
 
+@thorough
 def test_rows_as_pseudo_observations_are_titsias():
     """V = X, m = y, S = noise: the collapsed optimum, bound included."""
     model = gp.fixed(Z)
@@ -87,6 +88,7 @@ PARTITIONS = {"alike": (13, 27), "one has most": (10, 20)}
 
 @pytest.mark.parametrize("edges", PARTITIONS.values(), ids=PARTITIONS.keys())
 @pytest.mark.parametrize("form", [Coupled(), Decoupled(18, share=0.9, full=True), OwnRows(20)], ids=lambda f: str(f))
+@thorough
 def test_one_pass_is_the_pooled_process(form, edges):
     """Coupled factors, full S with more pseudo-observations than inducing inputs, or V = X; for any partition."""
     model = gp.fixed(Z, form, jitter=1e-6)
@@ -445,6 +447,7 @@ def test_with_what_the_others_left_unsaid_a_client_climbs_the_bound_of_all(form,
     assert float(jnp.max(jnp.abs(printed - expected[1]))) > 0.5  # nats: the paper's slip
 
 
+@thorough
 def test_rows_as_factors_leave_nothing_unsaid():
     """Of any phi: then each client climbs Titsias' bound of all rows. With a tenth more precision they do not."""
     model, phi, rows, factors = _three_clients("exact")
@@ -503,6 +506,7 @@ def _at_a_visit(form="diagonal", precision=100.0):
 
 
 @pytest.mark.parametrize("point", [False, True], ids=["a distribution", "a point"])
+@thorough
 def test_what_a_solver_climbs(point):
     """Without noise: the bound of all, what pulls, and the prior, whose KL alpha weighs; averaging climbs (7) alone.
 

@@ -302,6 +302,7 @@ class TestRows:
 
 
 @pytest.mark.parametrize("extra", ["", '\n[run]\nschedule = "asynchronous"\n'], ids=["synchronous", "asynchronous"])
+@thorough
 def test_an_honest_study_runs_to_its_end(tmp_path, extra):
     study = parse_study(FEDERATED + extra)
     tables = {name: as_table(columns) for name, columns in hospitals().items()}

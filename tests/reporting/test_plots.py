@@ -10,6 +10,7 @@ import pytest
 from cavity.errors import CavityError
 from cavity.fit.summary import Estimate, Summary
 from cavity.reporting import plots
+from tests.marks import thorough
 
 pytest.importorskip("matplotlib")
 
@@ -95,6 +96,7 @@ def test_plots_draw_on_given_axes():
     assert plots.convergence(HISTORY, axes=right) is page
 
 
+@thorough
 def test_neither_a_display_nor_pyplot_is_needed(tmp_path):
     program = (
         "import sys\nfrom cavity.reporting import plots\n"

@@ -158,6 +158,7 @@ def time_to(engine, gap):
     return track[late[-1] + 1][0]
 
 
+@thorough
 def test_a_slow_client_holds_up_only_those_who_wait_for_it(record_property):
     """One of four takes ten times as long. Without it three nats are left; with it, the other three answer at once."""
     synchronous, *_ = run(Synchronous(), Adaptive(), seconds=SLOW)
@@ -177,6 +178,7 @@ def submit(engine, algorithm, names):
         engine.submit(message)
 
 
+@thorough
 def test_virtual_time():
     """Replies come in the order in which they are due, those due together at once; without any, time stands still."""
     algorithm = PVI(MODEL)

@@ -314,6 +314,7 @@ def test_a_sweep_over_the_prior_does_not_compile_again():
     assert len(traces) == once > 0
 
 
+@thorough
 def test_single_precision_stays_single():
     """Also where double precision is enabled, and a part has a number that a user wrote as a float."""
 

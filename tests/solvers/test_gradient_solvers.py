@@ -27,6 +27,7 @@ from cavity.solvers.coordinates import MomentCoordinates, NaturalCoordinates
 from cavity.solvers.estimators import Exact
 from cavity.solvers.plateau import Plateau
 from cavity.solvers.start import Tight
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -330,6 +331,7 @@ def test_numbers_are_leaves():
         assert all(isinstance(leaf, jax.Array) and not leaf.weak_type for leaf in leaves)
 
 
+@thorough
 def test_one_step_of_all_clients_is_one_of_global_inference():
     """PVI, property 3.1: plain descent in natural parameters, one step, undamped, whoever has which rows."""
     rng = np.random.default_rng(3)

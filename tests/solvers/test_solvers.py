@@ -28,6 +28,7 @@ from cavity.solvers.default import default_solver
 from cavity.solvers.expectations import PredictorQuadrature, ThetaNodes, default_expectation
 from tests import scenarios
 from tests.contracts import solver as contract
+from tests.marks import thorough
 
 DESCENT = contract.natural_descent(1.0, 6000)
 CASES = {
@@ -295,6 +296,7 @@ def test_default_choices():
     assert isinstance(default_expectation(own_model()), ThetaNodes)
 
 
+@thorough
 def test_descent_with_another_divergence():
     """KL(cavity : q) is minimised by matching moments where there is nothing to learn."""
     data = contract.as_data(np.zeros((1, 2)), np.zeros(1), np.zeros(1))

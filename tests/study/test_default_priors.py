@@ -150,6 +150,7 @@ def test_a_small_effect_keeps_its_sign(middle, spread):
     assert abs(summary["age"].mean - slope) < 0.05 * summary["age"].sd
 
 
+@thorough
 def test_twelve_rows_shrink_a_little():
     columns = costs(2, 12)
     found, errors = by_least_squares(columns, "cost")
@@ -179,6 +180,7 @@ def test_a_column_without_variance_is_refused_with_a_remedy(name):
         cavity.regression("cost ~ rx + age", split(columns, 3), family="linear", levels=LEVELS)
 
 
+@thorough
 def test_identifiers_and_collinear_columns():
     columns = costs(4)
     columns |= {"id": 4_000_000_000 + np.arange(300), "months": 12 * columns["age"]}

@@ -12,6 +12,7 @@ from cavity.study.columns import Category
 from cavity.study.design import Design, template
 from cavity.study.formula import parse_formula
 from tests.formulas import COLUMNS, safe_formula
+from tests.marks import thorough
 
 NUM_FORMULAS, NUM_SAME = 500, 400
 ONLY_OURS = ("no predictors", "with another scale")  # formulaic gives no column for one, two of the same for the other
@@ -45,6 +46,7 @@ def by_cavity(text):
     return names, np.hstack([ones, design.matrix(VALUES, NUM_ROWS)])
 
 
+@thorough
 def test_names_and_matrices_are_those_of_formulaic():
     rng = random.Random(0)
     num_same = 0

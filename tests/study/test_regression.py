@@ -128,6 +128,7 @@ def test_softmax_and_poisson_have_their_names():
     assert abs(unknown_noise["log_noise_sd"].mean - np.log(everything["age"].std())) < 0.1
 
 
+@thorough
 def test_another_method_and_schedule():
     fit = cavity.regression(
         FORMULA,

@@ -154,13 +154,9 @@ class SFVI(Starting):
         planned = MAX_STEPS if num_steps is None else num_steps
         self.settling = Settling(planned, FIRST_BATCH, NUM_BATCHES, by_itself, decay, BLOCK)
 
-    @property
-    def client(self) -> SFVIClient:
-        return SFVIClient(self.solver, self.structured, self.ascent)
-
-    @property
-    def server(self) -> SFVIServer:
-        return SFVIServer(structured=self.structured, model=self.model, ascent=self.ascent, settling=self.settling)
+    def parts(self) -> tuple[SFVIClient, SFVIServer]:
+        client = SFVIClient(self.solver, self.structured, self.ascent)
+        return client, SFVIServer(self.structured, self.model, self.ascent, self.settling)
 
     @property
     def convergence(self) -> SettlingConvergence:
@@ -201,8 +197,8 @@ class SFVIClient(StructuredClient):
 class SFVIServer(StructuredServer):
     """The server part: the clients' gradients and its own, and one step of the optimiser. Attributes as in `SFVI`."""
 
-    model: LatentModel
     structured: StructuredInference
+    model: LatentModel
     ascent: Ascent
     settling: Settling
 

@@ -243,13 +243,9 @@ class SFVIAvg(Starting):
         self.ascent = Ascent(optimiser, step_size, planned * local_steps if falls else None)
         self.solver = LocalAscent(self.structured, self.ascent, local_steps, total, as_printed)
 
-    @property
-    def client(self) -> AveragingClient:
-        return AveragingClient(self.solver, self.structured, self.ascent, self.local_steps, self.keeps_optimiser)
-
-    @property
-    def server(self) -> AveragingServer:
-        return AveragingServer(self.structured, self.settling)
+    def parts(self) -> tuple[AveragingClient, AveragingServer]:
+        client = AveragingClient(self.solver, self.structured, self.ascent, self.local_steps, self.keeps_optimiser)
+        return client, AveragingServer(self.structured, self.settling)
 
     @property
     def convergence(self) -> SettlingConvergence:

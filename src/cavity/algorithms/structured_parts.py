@@ -70,8 +70,18 @@ class Starting(Algorithm):
 
     structured: eqx.AbstractVar[StructuredInference]
     settling: eqx.AbstractVar[Settling]
-    client: eqx.AbstractVar[StructuredClient]
-    server: eqx.AbstractVar[StructuredServer]
+
+    @abc.abstractmethod
+    def parts(self) -> tuple[StructuredClient, StructuredServer]:
+        """The client part and the server part."""
+
+    @property
+    def client(self) -> StructuredClient:
+        return self.parts()[0]
+
+    @property
+    def server(self) -> StructuredServer:
+        return self.parts()[1]
 
     @property
     def prior(self) -> Globals:
