@@ -25,6 +25,7 @@ from typing import IO
 
 SHAPES = ((2, 4), (8, 40), (16, 24), (64, 40))  # matrices in a batch, rows of a matrix
 CLIENTS = (2, 16, 64)
+IDLE = 5  # ticks of 10 ms that a waiting process may use
 FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -55,9 +56,9 @@ def run_decomposition(decompose: Callable, repetitions: int) -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    mesh = jax.make_mesh((len(jax.devices()),), ("clients",))
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
     split = NamedSharding(mesh, PartitionSpec("clients"))
     batched = jax.vmap(decompose)
 
@@ -134,27 +135,28 @@ def outcomes(cases: list[str], devices: int, repetitions: int, seconds: float) -
             lines: queue.Queue[str] = queue.Queue()
             reader = threading.Thread(target=forward, args=(process.stdout, lines))
             reader.start()
-            last = outcome = ""
+            error = outcome = ""
             while True:
                 used = cpu_ticks(process.pid)
                 try:
                     line = lines.get(timeout=seconds)
                 except queue.Empty:
-                    if cpu_ticks(process.pid) > used:  # it works, slowly: the machine is busy
+                    if cpu_ticks(process.pid) > used + IDLE:  # it works, slowly: the machine is busy
                         continue
                     outcome = "HANG"
                     process.kill()
                     break
                 if not line:
                     break
-                last = line.strip()
-                if last.endswith(" s"):
+                if line.endswith(" s\n"):
                     finished += 1
-                    yield last
+                    yield line.strip()
+                elif "Error" in line:
+                    error = line.strip()
             reader.join()
         if not outcome and process.returncode:
             outcome = f"FAIL {process.returncode}"
-            print(f"{cases[finished]}, {devices} devices: {last}", file=sys.stderr)
+            print(f"{cases[finished]}, {devices} devices: {error}", file=sys.stderr)
         if outcome:
             finished += 1
             yield outcome
