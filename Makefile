@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-slow lint format bench lock clean
+.PHONY: install demo test test-slow test-pythons lint format bench lock clean
 
 # Rebuilt when the requirements change. requirements.lock has every package, and the build's, by its hashes.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -25,6 +25,10 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow --jaxtyping-packages=cavity,cavity_experiments,beartype.beartype
 
+# The fast tests on the other supported versions of Python, each in an environment of its own.
+test-pythons: install
+	$(BIN)/python tools/pythons.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,4 +47,4 @@ lock: install
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info
