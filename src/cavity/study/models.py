@@ -43,7 +43,7 @@ def study_model(study: Study, scaling: Scaling) -> Model | LatentModel:
 
 def formula_model(
     family: Family, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None
-) -> Model:
+) -> Model | LatentModel:
     """The model of a family for the formula and columns of an encoding. Raises StudyError.
 
     Args:
@@ -56,6 +56,8 @@ def formula_model(
         raise StudyError(problem)
     if problem := family.outcome_problem(encoding.outcome):
         raise StudyError(f"column '{encoding.outcome[0].name}': {problem}")
+    if encoding.parsed.groups:
+        return family.grouped_model(encoding, prior)
     return family.model(encoding, prior, covariance)
 
 
