@@ -148,12 +148,13 @@ def study_algorithm(study: Study, scaling: Scaling) -> Algorithm:
         scaling: of its columns, as `study_scaling` gives it.
     """
     model, choice = study_model(study, scaling), study.algorithm
-    if isinstance(model, LatentModel):
+    if isinstance(model, LatentModel) and choice.method != "pvi":
         return _latent_algorithm(study, model)
     damping = None if choice.damping is None else registry.make(registry.DAMPINGS, choice.damping)
     if choice.method == "pvi":
         return PVI(model, damping=damping)
     if choice.method == "fedgvi":
+        assert not isinstance(model, LatentModel)
         assert choice.loss is not None
         assert choice.divergence is not None
         assert choice.server_divergence is not None
