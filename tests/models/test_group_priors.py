@@ -18,7 +18,6 @@ from cavity.models.mixed.group_priors import (
 )
 
 
-
 @pytest.mark.parametrize("df", [None, 3.0, 7.5])
 def test_sds_have_the_density_of_scipy_and_integrate_to_one(df):
     scale = jnp.array([0.4, 2.5])

@@ -103,7 +103,7 @@ def test_names_and_natural_values():
     assert tuple(found) == regression.parameter_names == names
     np.testing.assert_allclose(list(found.values()), [*Z[:3], 0.7, 1.3, 0.4, np.tanh(0.6)], rtol=1e-12)
     own = np.random.default_rng(3).normal(size=(2, 3))
-    local = regression.constrain_local(None, jnp.asarray(Z), jnp.asarray(own), None)
+    local = regression.constrain_local(None, jnp.asarray(Z), jnp.asarray(own), regression.prepare(rows()))
     assert tuple(local) == ("1|ward", "age|ward", "rx|ward")
     np.testing.assert_allclose(local["1|ward"], 0.7 * own[:, 0])
     np.testing.assert_allclose(local["age|ward"], 1.3 * (np.tanh(0.6) * own[:, 0] + own[:, 1] / np.cosh(0.6)))
@@ -130,12 +130,12 @@ def test_rows_and_units_of_weight_zero_change_nothing():
     again = regression.log_joint(None, jnp.asarray(Z), own[units], regression.prepare(without), KEY)
     np.testing.assert_allclose(np.asarray(found)[units], again, rtol=1e-10)
     empty = labels.index("a")
-    assert float(found[empty]) == pytest.approx(stats.norm.logpdf(own[empty]).sum())  # the prior alone, which integrates to 1
+    assert float(found[empty]) == pytest.approx(
+        stats.norm.logpdf(own[empty]).sum()
+    )  # the prior alone, which integrates to 1
     padded = pad(data, 20, 5)
     more = jnp.concatenate([own, jnp.full((2, 3), 9.0)])
-    np.testing.assert_allclose(
-        regression.log_joint(None, jnp.asarray(Z), more, padded, KEY)[:3], found, rtol=1e-12
-    )
+    np.testing.assert_allclose(regression.log_joint(None, jnp.asarray(Z), more, padded, KEY)[:3], found, rtol=1e-12)
 
 
 def test_the_client_as_the_group_is_one_unit():

@@ -94,7 +94,9 @@ class FormulaEncoding(GroupEncoding):
         if not design:
             plain = {column.name: column.scale for column in self.scaling.columns}
             known = {f"{name}|{e.term.group}": plain[name] for e in group.effects for name in e.names if name in plain}
-        return tuple(known.get(name, 1.0) if slope else 1.0 for name, slope in zip(group.names, group.is_slope, strict=True))
+        return tuple(
+            known.get(name, 1.0) if slope else 1.0 for name, slope in zip(group.names, group.is_slope, strict=True)
+        )
 
     def read(self, table: object, *, with_outcome: bool = True, may_drop: bool = True) -> Rows:
         """The rows of a table, with everything that is wrong with them.
@@ -160,7 +162,11 @@ class FormulaEncoding(GroupEncoding):
         (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
         refuse((*in_x, *in_z))
         labels = self.group_design.labels(rows.values)
-        y = self.scaling.apply_to_outcome(np.asarray(rows.values[self.outcome[0].name], float)) if with_outcome else None
+        y = (
+            self.scaling.apply_to_outcome(np.asarray(rows.values[self.outcome[0].name], float))
+            if with_outcome
+            else None
+        )
         return GroupedRows(x, y, z / np.asarray(self.effect_units), next(map(tuple, labels.values()), None))
 
     def grouped_rows(self, table: object, *, with_outcome: bool = True) -> GroupedRows:

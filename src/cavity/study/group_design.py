@@ -77,9 +77,7 @@ class GroupDesign:
     @property
     def is_slope(self) -> tuple[bool, ...]:
         """Of each column, whether it is one of a slope."""
-        return tuple(
-            i > 0 or not effects.term.intercept for effects in self.effects for i in range(len(effects.names))
-        )
+        return tuple(i > 0 or not effects.term.intercept for effects in self.effects for i in range(len(effects.names)))
 
     def matrix(self, values: Mapping[str, np.ndarray], num_rows: int) -> Float[np.ndarray, "n l"]:
         """The rows of the matrix, in the units of the data; not finite where a function is not.

@@ -32,6 +32,7 @@ from cavity.core import Data, Encoding, LatentModel, Likelihood
 from cavity.core.checks import numeric_matrix, numeric_vector
 from cavity.core.fields import as_number
 from cavity.core.messages import Record
+from cavity.core.types import Leaf
 from cavity.errors import CavityError, DataError
 from cavity.models.glm.columns import units_of
 from cavity.models.mixed.group_priors import (
@@ -240,7 +241,7 @@ class GroupedRegression(LatentModel):
         return found.astype(z_global.dtype)
 
     def predictors(
-        self, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], batch: Mapping[str, Array]
+        self, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], batch: Mapping[str, Leaf]
     ) -> Float[Array, "n k"]:
         """The predictors of each row; `batch` has x, z and the number of each row's group."""
         fixed, family, _, _ = self._split(z_global)

@@ -66,7 +66,6 @@ class RegressionFamily(Family):
             log_outcome_scale=math.log(encoding.outcome_units[1]),
         )
 
-
     def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> GroupedRegression:
         first, *others = self.predictors(encoding.outcome)
         if first.prior_key is not None or any(other.prior_key is None for other in others):

@@ -115,7 +115,9 @@ def parse_formula(text: str) -> Formula:
         raise refusal(text, places[both[0]], f"the outcome '{both[0]}' is also on the right; remove it there")
     with_factors = tuple(term for term in terms if term.factors)
     intercept = len(with_factors) < len(terms)
-    return Formula(text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed), tuple(groups))
+    return Formula(
+        text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed), tuple(groups)
+    )
 
 
 def _outcome(text: str, left: Sum, expansion: Expansion) -> tuple[str | None, tuple[str, ...]]:

@@ -52,7 +52,9 @@ class _Parser:
         self._expect("~")
         right = Sum((), at=self._token.at) if self._token.kind == "end" else self._sum()
         if self._sees("|", "||"):
-            raise self._refused("`|` is not available here; give one set of predictors, and effects of groups in brackets")
+            raise self._refused(
+                "`|` is not available here; give one set of predictors, and effects of groups in brackets"
+            )
         if self._token.kind != "end":
             raise self._unexpected(", where an operator or the end should be")
         return left, right
@@ -123,7 +125,9 @@ class _Parser:
             case Name() if self._sees(")"):
                 return Bar(terms, group, correlated, at=at)
         if self._sees("/", ":", "+", "%in%", "*"):
-            raise self._refused("one column on the right of the bar; write one term for each, as in `(1 | a) + (1 | b)`")
+            raise self._refused(
+                "one column on the right of the bar; write one term for each, as in `(1 | a) + (1 | b)`"
+            )
         if group is None:
             raise self._unexpected(", where the column of the groups should be, as in `(1 | ward)`")
         if self._token.kind == "end":
