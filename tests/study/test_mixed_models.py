@@ -122,7 +122,7 @@ def test_the_model_computes_in_scaled_units_and_reports_in_those_of_the_data():
         ([("[prior]", '[algorithm]\nmethod = "fedgvi"\nloss = "nll"\n[prior]')], "fedgvi cannot fit effects"),
         (
             [('id = "wards-1"', 'id = "wards-1"\nscaling = "none"'), ("sd_scale = 2.0", "scale = 1\n")],
-            "prior.sd_scale: missing",
+            r"prior.sd_scale \(line 13\): missing",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cavity.errors import StudyError
 from cavity.study.columns import Column, Missing, ScalingRule
@@ -75,8 +76,9 @@ def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
         yield ("algorithm", "method"), "fedgvi cannot fit effects of groups; use pvi"
     try:
         names = study.group_design.names
-        if family is not None and study.prior is not None:
-            family.grouped_model(FormulaEncoding(formula.text, study.used_columns), study.prior)
+        if family is not None and study.prior is not None and study.prior.group is not None:
+            plain = replace(study.prior, scales=(), group=replace(study.prior.group, sd_scales=()))
+            family.grouped_model(FormulaEncoding(formula.text, study.used_columns), plain)
     except StudyError as error:
         yield ("model", "formula"), str(error)
         return

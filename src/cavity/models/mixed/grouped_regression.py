@@ -82,8 +82,9 @@ class GroupEffects(Record):
         return tuple(f"{first},{second}|{self.group}_corr" for first, second in pairs)
 
 
-class GroupedRows(eqx.Module):
-    """A client's rows.
+@dataclass(frozen=True)
+class GroupedRows:
+    """A client's rows. It is no record that can be stored or sent: it has the names of groups.
 
     Attributes:
         x: fixed effects [n, p], without ones.

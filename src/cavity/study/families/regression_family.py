@@ -68,7 +68,7 @@ class RegressionFamily(Family):
 
     def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> GroupedRegression:
         first, *others = self.predictors(encoding.outcome)
-        if first.prior_key is not None or any(other.prior_key is None for other in others):
+        if first.name or first.prior_key is not None or any(other.prior_key is None for other in others):
             raise StudyError(f"the family {self.name!r} has several linear predictors; it cannot have group terms yet")
         if (problem := several_groups_problem(encoding.parsed)) is not None:
             raise encoding.parsed.refusal_at(*problem)
