@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from cavity.algorithms import PVI
-from cavity.core import Algorithm, Model, Schedule
+from cavity.core import Algorithm, Schedule
 from cavity.core.progress import Watcher
 from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
@@ -50,7 +50,7 @@ def regression(
     sd_scales: Mapping[str, Real] | None = None,
     correlation_eta: Real | None = None,
     covariance: str | None = None,
-    method: Callable[[Model], Algorithm] = PVI,
+    method: Callable[..., Algorithm] = PVI,
     schedule: Schedule | None = None,
     rounds: int | None = None,
     tolerance: float = 1e-6,
