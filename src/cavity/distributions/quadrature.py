@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from statistics import NormalDist
+from typing import TypeVar
 
+import jax
 import numpy as np
+from jaxtyping import Array, Float
+
+T = TypeVar("T")
 
 
 @cache
@@ -89,3 +95,19 @@ def quasi_normal_points(dimension: int, count: int) -> np.ndarray:
     normal = np.array([[quantile(u) for u in row] for row in cube])
     whitened = np.linalg.solve(np.linalg.cholesky(normal.T @ normal / half), normal.T).T
     return np.concatenate([whitened, -whitened])
+
+
+def in_groups(function: Callable[[Array], T], points: Float[Array, "s d"], together: int) -> T:
+    """`function` of every point, some at a time, which bounds the memory.
+
+    Args:
+        function: of one point.
+        points: the points.
+        together: at most so many are evaluated at a time; at least one is.
+
+    Returns:
+        What the function returns, with the points as leading axis.
+    """
+    # a divisor, so that there is no smaller group, for which the function would be compiled again
+    size = max(n for n in range(1, len(points) + 1) if len(points) % n == 0 and n <= max(together, 1))
+    return jax.vmap(function)(points) if size == len(points) else jax.lax.map(function, points, batch_size=size)

@@ -24,6 +24,7 @@ from cavity.evaluation import diagnostics
 from cavity.fit import local_posterior, method, prediction
 from cavity.fit.fit import Fit
 from cavity.fit.summary import Coefficients, Summary, summarise, summarise_draws
+from cavity.models.mixed.marginal import MarginalModel
 from cavity.models.numpyro.globals_only import GlobalsOnly
 from cavity.models.numpyro.latent_model import NumpyroModel
 
@@ -165,7 +166,7 @@ class GaussianPresentation(FamilyPresentation):
 class _Constrained:
     """Latents that are computed on an unconstrained scale and shown as the model's author wrote them."""
 
-    model: GlobalsOnly
+    model: GlobalsOnly | MarginalModel
     posterior: PyTree
 
     @property
@@ -173,8 +174,8 @@ class _Constrained:
         return UNCONSTRAINED
 
     @property
-    def unconstrained(self) -> NumpyroModel:
-        return self.model.latent
+    def unconstrained(self) -> NumpyroModel | None:
+        return self.model.latent if isinstance(self.model.latent, NumpyroModel) else None
 
     def summary(self, level: float, remarks: tuple[str, ...]) -> Summary:
         return _summary_of(self.draws(SUMMARY_DRAWS, 0), level, remarks)
@@ -285,6 +286,11 @@ def _presentation(model: Model | LatentModel, fit: Fit) -> Presentation:
 
 @_presentation.register(GlobalsOnly)
 def _(model: GlobalsOnly, fit: Fit) -> Presentation:
+    return _of_family(fit, ConstrainedFamily, ConstrainedGaussian)
+
+
+@_presentation.register(MarginalModel)
+def _(model: MarginalModel, fit: Fit) -> Presentation:
     return _of_family(fit, ConstrainedFamily, ConstrainedGaussian)
 
 

@@ -11,8 +11,12 @@ Gaussian at the tilted mode,
     mode = argmax of log cavity - loss,     precision = hessian of the loss there + precision of the cavity,
 
 found by Newton's method with damping. Its Hessians are differences of gradients: they decide where the search starts,
-not where it ends. Then steps of the natural gradient follow, which are shortened while the local free energy of the
-same points does not improve. The cavity may be improper, and the answer may have less precision than the cavity.
+not where it ends. Then steps of the natural gradient follow, with Anderson acceleration; a step after which the local
+free energy of the same points is not better is replaced by a plain one, which is shortened until it is. The cavity may
+be improper, and the answer may have less precision than the cavity.
+
+A solve that starts far from its answer need not be exact, since the posterior will change as much again: it ends when
+a step is a small share of the way from the posterior.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from cavity.core import Divergence, Loss, Model, Problem, Solution, Solver
 from cavity.core.fields import as_count, as_number
 from cavity.distributions import FullGaussian
+from cavity.solvers.acceleration import Memory
 from cavity.solvers.expectations import Expectation
 from cavity.solvers.fixed_point import Derivatives, undamped
 from cavity.solvers.laplace import newton_step, positive
@@ -35,10 +40,10 @@ from cavity.solvers.requirements import require_family, require_multiple_of_kl
 
 SMALLEST_STEP = 2.0**-30
 NEAR = 0.5  # nats: KL of an undamped step from the posterior, below which no mode is searched
+SHARE = 1e-5  # of KL(answer : posterior) is small enough a step
 MODE_STEPS = 40
 MODE_GAIN = 1e-3  # nats that a step towards the mode must gain
 LARGEST_DAMPING = 1e12
-DIFFERENCE = 1e-3  # of a coordinate's scale, for differences of gradients; 0.03 in single precision
 
 
 class Trial(eqx.Module):
@@ -55,15 +60,21 @@ class FromModeState(eqx.Module):
     Attributes:
         current: the best trial so far.
         initial_loss: E[loss] under the problem's start.
-        step_size: rho of the next trial.
+        step_size: rho of the next plain step.
+        accelerated: whether the next step is an accelerated one.
+        memory: for acceleration.
         gap: KL between q and the undamped update, the measure of convergence, in nats.
+        way: KL between q and the problem's start, in nats.
         steps: trials so far.
     """
 
     current: Trial
     initial_loss: Float[Array, ""]
     step_size: Float[Array, ""]
+    accelerated: Bool[Array, ""]
+    memory: Memory
     gap: Float[Array, ""]
+    way: Float[Array, ""]
     steps: Int[Array, ""]
 
 
@@ -92,31 +103,48 @@ class NaturalGradientFromMode(Solver):
         q = problem.start  # evaluated by the first step
         infinite = jnp.full((), jnp.inf, q.precision.dtype)
         at = Derivatives(infinite, jnp.zeros_like(q.precision_mean), jnp.zeros_like(q.precision))
-        return FromModeState(Trial(q, infinite, at), infinite, jnp.ones_like(infinite), infinite, jnp.asarray(0))
+        return FromModeState(
+            current=Trial(q, infinite, at),
+            initial_loss=infinite,
+            step_size=jnp.ones_like(infinite),
+            accelerated=jnp.asarray(False),
+            memory=Memory.empty(q),
+            gap=infinite,
+            way=jnp.zeros_like(infinite),
+            steps=jnp.asarray(0),
+        )
 
     def step(self, key: PRNGKeyArray, problem: Problem[FullGaussian], state: FromModeState) -> FromModeState:
         current, rho, is_first = state.current, state.step_size, state.steps == 0
         target = undamped(problem, current.q, current.at)
+        residual = target / current.q
         usable = jnp.isfinite(current.objective)
         near = usable & target.is_proper & (target.kl(current.q) < NEAR)
         at_mode = ~is_first & (((state.steps == 1) & ~near) | ~usable)
+        is_natural = ~is_first & ~at_mode
         around_mode = _mode(problem, current.q.mean, at_mode)
         # a Gaussian at the mode with an infinite loss is too wide: less so each time
         tight = around_mode ** jnp.where(state.steps == 1, 1.0, 10.0 ** (state.steps - 1).astype(rho.dtype))
-        natural = current.q ** (1.0 - rho) * target**rho
+        plain = current.q * residual**rho
+        natural = _select(state.accelerated, state.memory.next(current.q, residual), plain)
         q = _select(is_first, current.q, _select(at_mode, tight, natural))
         trial = self._evaluate(problem, q)
         # the rounding error of a sum over rows exceeds any true decrease near the optimum
         slack = jnp.finfo(rho.dtype).eps ** 0.8 * (1.0 + jnp.abs(current.objective))
         better = is_first | (trial.objective <= current.objective + jnp.where(usable, slack, 0.0))
-        is_natural = ~is_first & ~at_mode
-        shorter = jnp.where(better, jnp.minimum(2.0 * rho, 1.0), rho / 2.0)
+        shorter = is_natural & ~better & ~state.accelerated
+        longer = is_natural & better
+        # KL is quadratic near zero: dividing by rho^2 gives the gap of the undamped step
+        of_step = trial.q.kl(current.q) / jnp.where(state.accelerated, 1.0, rho**2)
+        is_open = is_natural & (better | ~state.accelerated)
         return FromModeState(
             current=_select(better, trial, current),
             initial_loss=jnp.where(is_first, trial.at.expected_loss, state.initial_loss),
-            step_size=jnp.where(is_natural, shorter, rho),
-            # KL is quadratic near zero: dividing by rho^2 gives the gap of the undamped step
-            gap=jnp.where(is_natural, trial.q.kl(current.q) / rho**2, jnp.inf),
+            step_size=jnp.where(shorter, rho / 2.0, jnp.where(longer, jnp.minimum(2.0 * rho, 1.0), rho)),
+            accelerated=is_natural & better,
+            memory=state.memory.added(current.q, residual, is_natural & (state.accelerated | (rho == 1.0))),
+            gap=jnp.where(is_open, of_step, jnp.inf),
+            way=jnp.where(better, trial.q.kl(problem.start), state.way),
             steps=state.steps + 1,
         )
 
@@ -128,7 +156,8 @@ class NaturalGradientFromMode(Solver):
 
     def _small(self, state: FromModeState) -> Bool[Array, ""]:
         default = 1e-9 if state.gap.dtype == jnp.float64 else 1e-6
-        return state.gap < (default if self.tolerance is None else self.tolerance)
+        tolerance = default if self.tolerance is None else self.tolerance
+        return state.gap < jnp.maximum(tolerance, SHARE * state.way)
 
     def done(self, state: FromModeState) -> Bool[Array, ""]:
         stuck = state.step_size < SMALLEST_STEP

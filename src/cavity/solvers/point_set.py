@@ -17,9 +17,6 @@ point is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,13 +24,12 @@ from jaxtyping import Array, Float
 
 from cavity.core import Loss, Model, Problem
 from cavity.distributions.gaussian import Gaussian, GaussianDensity
-from cavity.distributions.quadrature import quasi_normal_points
+from cavity.distributions.quadrature import in_groups, quasi_normal_points
 from cavity.solvers.expectations import Derivatives, Expectation
 from cavity.solvers.requirements import require_family
 
-T = TypeVar("T")
 NUM_POINTS = 64
-AT_ONCE = 1 << 14  # rows times points that are evaluated together
+AT_ONCE = 1 << 12  # rows times points that are evaluated together
 
 
 def num_points(dimension: int) -> int:
@@ -59,7 +55,7 @@ class PointSet(Expectation):
 
     def value(self, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
         theta = self._placed(q.mean, q.covariance)
-        return jnp.mean(_each(problem, theta, lambda one: problem.loss.total(problem.model, one, problem.data)))
+        return jnp.mean(in_groups(lambda one: problem.loss.total(problem.model, one, problem.data), theta, _together(problem)))
 
     def derivatives(self, problem: Problem[Gaussian], q: Gaussian, *, full_hessian: bool) -> Derivatives:
         theta, to_moments = jax.vjp(self._placed, q.mean, q.covariance)
@@ -80,9 +76,8 @@ def value_and_slopes(
     def one(theta: Array) -> tuple[Array, Array]:
         return jax.value_and_grad(lambda theta: problem.loss.total(problem.model, theta, problem.data))(theta)
 
-    return _each(problem, theta, one)
+    return in_groups(one, theta, _together(problem))
 
 
-def _each(problem: Problem[Gaussian], theta: Float[Array, "s d"], function: Callable[[Array], T]) -> T:
-    together = min(max(AT_ONCE // len(problem.data.weight), 1), len(theta))
-    return jax.vmap(function)(theta) if together == len(theta) else jax.lax.map(function, theta, batch_size=together)
+def _together(problem: Problem[Gaussian]) -> int:
+    return AT_ONCE // len(problem.data.weight)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, LatentModel, pad
+from cavity.distributions.structured import LocalGaussian
 from cavity.models.mixed.modes import FIRST, at_latents, raised, solve, unit_modes
 
 
@@ -46,3 +47,34 @@ def _conditional_modes(
 
     covariance = jnp.linalg.inv(raised(at_latents(model, theta, z, local, data).curvature, undamped))
     return local, jnp.linalg.cholesky(0.5 * (covariance + jnp.swapaxes(covariance, 1, 2))), jax.jacfwd(move)(z)
+
+
+class ConditionalLaplace(eqx.Module):
+    """Laplace's approximation of p(Z_u | Z_G, y_u) for all units of a client, found anew at every Z_G.
+
+    Attributes:
+        model: the model.
+        theta: its learned parameters.
+        centre: the Z_G from which shifts are counted.
+        data: the client's rows and units.
+    """
+
+    model: LatentModel
+    theta: PyTree
+    centre: Float[Array, " g"]
+    data: Data
+
+    def given(self, shift: Float[Array, " g"]) -> LocalGaussian:
+        """The approximation at Z_G = centre + shift."""
+        z, data = self.centre + shift, jax.tree.map(jnp.asarray, self.data)
+        assert data.units is not None
+        start = jnp.full((len(data.units.weight), self.model.local_size(data)), FIRST, z.dtype)
+        local = unit_modes(self.model, self.theta, z, start, data)
+        undamped = jnp.zeros(len(local), local.dtype)
+        at = at_latents(self.model, self.theta, z, local, data)
+        local = local + solve(raised(at.curvature, undamped), at.gradient)
+        curvature = raised(at_latents(self.model, self.theta, z, local, data).curvature, undamped)
+        root = jnp.linalg.cholesky(jnp.linalg.inv(curvature))
+        scale = jnp.diagonal(root, axis1=1, axis2=2)
+        below = None if local.shape[1] == 1 else jnp.tril(root / scale[..., None], -1)
+        return LocalGaussian(local, jnp.log(scale), below=below)

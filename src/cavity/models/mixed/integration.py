@@ -31,12 +31,12 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, LatentModel
-from cavity.distributions.quadrature import hermite_grid, quasi_normal_points
+from cavity.distributions.quadrature import hermite_grid, in_groups, quasi_normal_points
 from cavity.errors import CavityError
 from cavity.models.mixed.modes import FIRST, at_latents, inverse_root, solve, unit_modes
 
 LOG_2PI = 1.8378770664093453
-AT_ONCE = 1 << 15  # rows (or units) times points that are evaluated together
+AT_ONCE = 1 << 14  # rows (or units) times points that are evaluated together
 DEFAULT_ORDERS = {1: 21, 2: 11}  # nodes per latent
 DEFAULT_POINTS = 256  # for three or more latents
 MOST_LATENTS = 8  # per unit; with more, importance weights of a few hundred points become too uneven
@@ -133,8 +133,7 @@ def log_marginal(
     def joint(point: Float[Array, " l"]) -> Float[Array, " u"]:
         return model.log_joint(theta, z, local + root @ point, data, jax.random.key(0))
 
-    together = min(max(AT_ONCE // max(num_units, len(data.weight)), 1), len(points))
-    each = jax.lax.map(joint, points, batch_size=together) if together < len(points) else jax.vmap(joint)(points)
+    each = in_groups(joint, points, AT_ONCE // max(num_units, len(data.weight)))
     return logsumexp(each + log_weights[:, None], axis=0) + scale
 
 

@@ -65,10 +65,10 @@ def unit_modes(
 ) -> Float[Array, "u l"]:
     """The mode of each unit's latents given Z_G, by Newton's method with damping per unit; not differentiable.
 
-    It ends when a Newton step of every unit would gain less than rounding shows. One more step, undamped, is exact to
-    rounding.
+    It ends when a Newton step of every unit would gain less than the root of rounding errors. The error of the mode
+    is then squared by one more step, undamped, which the caller takes.
     """
-    small = jnp.finfo(start.dtype).eps ** 0.75
+    small = jnp.finfo(start.dtype).eps ** 0.5
 
     def look(local: Array) -> AtLatents:
         found = at_latents(model, theta, z, local, data)
@@ -84,7 +84,7 @@ def unit_modes(
         better = there.value >= at.value
         at = jax.tree.map(lambda new, old: jnp.where(_like(better, new), new, old), there, at)
         damping = jnp.where(better, search.damping / 10.0, jnp.minimum(search.damping * 8.0, LARGEST_DAMPING))
-        is_open = search.is_open & (gain > small * (1.0 + jnp.abs(at.value)))
+        is_open = search.is_open & ((search.steps == 0) | (gain > small * (1.0 + jnp.abs(at.value))))
         return _Search(jnp.where(better[:, None], trial, local), at, damping, is_open, search.steps + 1)
 
     def unfinished(search: _Search) -> Bool[Array, ""]:
@@ -92,8 +92,11 @@ def unit_modes(
 
     num_units = start.shape[0]
     present = jnp.ones(num_units, bool) if data.units is None else jnp.asarray(data.units.weight) > 0
-    damping = jnp.full(num_units, DAMPING, start.dtype)
-    first = _Search(start, look(start), damping, present, jnp.asarray(0))
+    # the first step evaluates the start: its gradient of zero moves nothing
+    unknown = jnp.full(num_units, -jnp.inf, start.dtype)
+    identity = jnp.broadcast_to(jnp.eye(start.shape[1], dtype=start.dtype), (*start.shape, start.shape[1]))
+    at = AtLatents(unknown, jnp.zeros_like(start), identity)
+    first = _Search(start, at, jnp.full_like(unknown, DAMPING), present, jnp.asarray(0))
     return jax.lax.while_loop(unfinished, step, first).local
 
 
