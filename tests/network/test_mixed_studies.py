@@ -1,5 +1,7 @@
 """Studies with group terms over a network: what a client sends has no names, numbers or effects of its groups."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -31,7 +33,8 @@ def sent(tmp_path_factory):
 
 def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
     study, table, site, scaling, reply = sent
-    messages = [serialization.to_bytes(reply), *(serialization.to_bytes(site.sums(s)) for s in (None, scaling))]
+    sums = [site.sums(None), site.sums(replace(scaling, design=()))]
+    messages = [serialization.to_bytes(each) for each in (reply, *sums)]
     data = site.client_config(RunConfig(scaling)).data
     labels = list(dict.fromkeys(table.columns["ward"]))
     assert len(labels) == len(data.units.weight) == 6

@@ -119,6 +119,7 @@ def test_the_model_computes_in_scaled_units_and_reports_in_those_of_the_data():
         ([("sd_scale = 2.0", 'sd_scales = { "1|wad" = 1.0 }')], "sd_scales.*unknown effect '1.wad'"),
         ([(" + (age | ward)", "")], "prior.sd_scale.*formulas with group terms"),
         ([('"gaussian"', '"categorical"'), ("stay ~", "sex ~"), (" + sex", "")], "cannot have group terms yet"),
+        ([("[prior]", '[algorithm]\ncovariance = "diagonal"\n[prior]')], "algorithm.covariance.*full covariance"),
         ([("[prior]", '[algorithm]\nmethod = "fedgvi"\nloss = "nll"\n[prior]')], "fedgvi cannot fit effects"),
         (
             [('id = "wards-1"', 'id = "wards-1"\nscaling = "none"'), ("sd_scale = 2.0", "scale = 1\n")],
@@ -175,6 +176,7 @@ def test_a_group_at_two_clients_is_refused():
     ("arguments", "message"),
     [
         ({"sd_scale": 0.0}, "sd_scale must be positive"),
+        ({"covariance": "diagonal"}, "full covariance"),
         ({"sd_scales": {"1|wad": 1.0}}, "unknown effect '1.wad'"),
         ({"scaling": "none", "prior_scale": 1.0, "intercept_scale": 1.0}, "give sd_scale in the units of the outcome"),
     ],

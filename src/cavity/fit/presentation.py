@@ -193,6 +193,24 @@ class ConstrainedGaussian(_Constrained, GaussianPresentation):
     """A Gaussian of unconstrained latents, with coefficients on that scale."""
 
 
+class MarginalPresentation(ConstrainedGaussian):
+    """The shared parameters of a model whose local latents are integrated out, on the scale of the model's author."""
+
+    @property
+    def units(self) -> str:
+        return UNCONSTRAINED
+
+    def coefficients(self) -> Coefficients:
+        """Moments of draws: a standard deviation or a correlation is no linear function of what is computed."""
+        draws = self.draws(SUMMARY_DRAWS, 0)
+        flat = _flat(draws)
+        covariance = np.atleast_2d(np.cov(flat, rowvar=False))
+        return Coefficients(local_posterior.latent_names(draws), flat.mean(axis=0), covariance)
+
+    def prior_scales(self) -> dict[str, float]:
+        raise CavityError(f"the priors of {type(self.model.latent).__name__} are in the model, not all of them normal")
+
+
 @dataclass(frozen=True)
 class LatentPresentation(Presentation):
     """Global latents and learned parameters of a model whose local latents stay at the clients.
@@ -257,9 +275,13 @@ class NumpyroPresentation(LatentPresentation):
 
 
 def _summary_of(draws: dict[str, Array], level: float, remarks: tuple[str, ...]) -> Summary:
+    return summarise_draws(_flat(draws), local_posterior.latent_names(draws), level, remarks)
+
+
+def _flat(draws: dict[str, Array]) -> np.ndarray:
+    """One row per draw, one column per parameter."""
     with jax.enable_x64(True):
-        flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
-    return summarise_draws(flat, local_posterior.latent_names(draws), level, remarks)
+        return np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
 
 
 def _no_coefficients(model: Model | LatentModel) -> CavityError:
@@ -291,7 +313,7 @@ def _(model: GlobalsOnly, fit: Fit) -> Presentation:
 
 @_presentation.register(MarginalModel)
 def _(model: MarginalModel, fit: Fit) -> Presentation:
-    return _of_family(fit, ConstrainedFamily, ConstrainedGaussian)
+    return _of_family(fit, ConstrainedFamily, MarginalPresentation)
 
 
 @_presentation.register(LatentModel)

@@ -15,6 +15,7 @@ from cavity.study.nesting import several_groups_problem
 from cavity.study.schema import Study
 
 Path = tuple[str, ...]
+FULL_ONLY = 'a formula with group terms has a posterior of full covariance; use "full"'
 
 
 def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
@@ -72,6 +73,8 @@ def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
     family = study.model.family
     if family is None:
         yield ("model", "formula"), "a model of your own takes no group terms; it has to make them itself"
+    elif study.algorithm.covariance == "diagonal":
+        yield ("algorithm", "covariance"), FULL_ONLY
     elif study.algorithm.method == "fedgvi":
         yield ("algorithm", "method"), "fedgvi cannot fit effects of groups; use pvi"
     try:

@@ -17,6 +17,7 @@ correlation is `1,age|ward_corr`. They and the effects themselves (`1|ward[L1]`)
 from __future__ import annotations
 
 import abc
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,6 +266,16 @@ class GroupedRegression(LatentModel):
     @property
     def _outcome_units(self) -> tuple[float, float]:
         return (0.0, 1.0) if self.encoding is None else self.encoding.outcome_units
+
+    @property
+    def log_outcome_scale(self) -> float:
+        """Log s where the model computes with outcomes / s: the excess of a row's log density."""
+        return math.log(self._outcome_units[1])
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the parameters should know about their units."""
+        return () if self.encoding is None else self.encoding.remarks
 
     @property
     def _sd_units(self) -> np.ndarray:
