@@ -18,7 +18,9 @@ from cavity.study.building import scaling_of
 from tests.study.test_mixed_models import STUDY, hospitals
 
 BERNOULLI = STUDY.replace('"gaussian"', '"bernoulli"').replace("stay", "died").replace('died = { type = "number" }', "")
-BERNOULLI = BERNOULLI.replace("[columns]", '[columns]\ndied = { type = "boolean" }').replace("(age | ward)", "(1 | ward)")
+BERNOULLI = BERNOULLI.replace("[columns]", '[columns]\ndied = { type = "boolean" }').replace(
+    "(age | ward)", "(1 | ward)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,9 @@ def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
     secrets += [row.tobytes() for row in np.asarray(units_of(labels, 6).batch)]
     model = site.client_config(RunConfig(scaling)).algorithm.model.latent
     modes, _, _ = conditional_modes(model, None, jax.numpy.zeros(model.num_global), data)
-    secrets += [float(mode).hex().encode() for mode in np.ravel(modes)] + [np.float64(m).tobytes() for m in np.ravel(modes)]
+    secrets += [float(mode).hex().encode() for mode in np.ravel(modes)] + [
+        np.float64(m).tobytes() for m in np.ravel(modes)
+    ]
     for message in messages:
         assert not [secret for secret in secrets if secret in message]
 

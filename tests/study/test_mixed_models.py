@@ -3,10 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import cavity
 from cavity.errors import DataError, StudyError
 from cavity.models.mixed.grouped_regression import GroupedRegression
+from cavity.models.mixed.marginal import marginal_model
 from cavity.study import as_table, parse_study
 from cavity.study.building import client_data, scaling_of
 from cavity.study.checks import check
@@ -105,6 +107,26 @@ def test_the_model_computes_in_scaled_units_and_reports_in_those_of_the_data():
     by_hand = fixed + effects["1|ward"][place] + effects["age|ward"][place] * frames["leeds"]["age"]
     computed = stay.mean() + stay.std() * model.predictors(z, own, data.batch)[:, 0]
     np.testing.assert_allclose(computed, by_hand, rtol=1e-9)
+
+
+def test_the_marginal_likelihood_is_the_normal_density_of_the_reported_parameters():
+    found, frames = study(), hospitals()
+    scaling = scaling_of(found, list(frames.values()))
+    model = study_model(found, scaling)
+    data = model.prepare(client_data(found, frames["york"], scaling))
+    z = jnp.array([0.1, 0.4, -0.2, np.log(0.3), np.log(0.6), np.log(0.2), 0.5])
+    value = {name: float(number) for name, number in model.constrain(None, z).items()}
+    sd = np.array([value["1|ward_sigma"], value["age|ward_sigma"]])
+    effects = np.array([[1.0, value["1,age|ward_corr"]], [value["1,age|ward_corr"], 1.0]]) * np.outer(sd, sd)
+    york, expected = frames["york"], 0.0
+    for ward in np.unique(york["ward"]):
+        mine = york["ward"] == ward
+        columns = np.stack([np.ones(mine.sum()), york["age"][mine]], axis=1)
+        mean = value["intercept"] + value["age"] * york["age"][mine] + value["sex[T.m]"] * (york["sex"][mine] == "m")
+        covariance = columns @ effects @ columns.T + value["sigma"] ** 2 * np.eye(mine.sum())
+        expected += stats.multivariate_normal.logpdf(york["stay"][mine], mean, covariance)
+    computed = float(marginal_model(model).log_prob(z, data)) - len(york["stay"]) * model.log_outcome_scale
+    assert computed == pytest.approx(expected, abs=1e-4)  # the least noise, 0.0003 sd(y), is not in sigma
 
 
 @pytest.mark.parametrize(
