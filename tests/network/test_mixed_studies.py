@@ -34,7 +34,7 @@ def sent(tmp_path_factory):
 
 
 def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
-    study, table, site, scaling, reply = sent
+    _, table, site, scaling, reply = sent
     sums = [site.sums(None), site.sums(replace(scaling, design=()))]
     messages = [serialization.to_bytes(each) for each in (reply, *sums)]
     data = site.client_config(RunConfig(scaling)).data
@@ -52,7 +52,7 @@ def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
 
 
 def test_the_update_is_a_gaussian_of_the_shared_parameters(sent):
-    study, table, site, scaling, reply = sent
+    *_, reply = sent
     size = 4  # intercept, age, sex and the log of the sd
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(reply.update.delta)]
     assert sorted(shapes) == [(size,), (size, size)]
