@@ -42,11 +42,12 @@ def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
     assert len(labels) == len(data.units.weight) == 6
     secrets = [label.encode() for label in labels]
     secrets += [row.tobytes() for row in np.asarray(units_of(labels, 6).batch)]
-    model = site.client_config(RunConfig(scaling)).algorithm.model.latent
-    modes, _, _ = conditional_modes(model, None, jax.numpy.zeros(model.num_global), data)
-    secrets += [float(mode).hex().encode() for mode in np.ravel(modes)] + [
-        np.float64(m).tobytes() for m in np.ravel(modes)
-    ]
+    algorithm = site.client_config(RunConfig(scaling)).algorithm
+    tilted = algorithm.prior * reply.update.delta
+    modes, _, _ = conditional_modes(algorithm.model.latent, None, jax.numpy.asarray(tilted.mean), data)
+    secrets += [np.float64(mode).tobytes() for mode in np.ravel(modes)]
+    sent_numbers = np.ravel(np.asarray(reply.update.delta.precision_mean, float))
+    assert all(number.tobytes() in messages[0] for number in sent_numbers)  # the bytes are not compressed
     for message in messages:
         assert not [secret for secret in secrets if secret in message]
 
