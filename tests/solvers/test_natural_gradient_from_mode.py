@@ -116,7 +116,7 @@ def test_clients_beside_each_other_do_not_disturb_each_other():
 
 
 def test_acceleration_solves_a_linear_iteration():
-    """q <- A q + b in natural parameters with oscillating and slow directions: exact after as many steps as there are."""
+    """q <- A q + b in natural parameters, with oscillating and slow directions: exact after a few steps."""
     goal = gaussian([0.5, -1.0], [1.0, 0.5])
     rates = FullGaussian(jnp.asarray([-0.9, 0.95]), jnp.asarray([[-0.9, 0.0], [0.0, 0.95]]))
 

@@ -49,7 +49,9 @@ class Memory(eqx.Module):
 
         def put(stack: FullGaussian, new: FullGaussian) -> FullGaussian:
             return jax.tree.map(
-                lambda all_, one: jnp.where(wanted & (jnp.arange(MEMORY) == place).reshape(-1, *[1] * one.ndim), one, all_),
+                lambda all_, one: jnp.where(
+                    wanted & (jnp.arange(MEMORY) == place).reshape(-1, *[1] * one.ndim), one, all_
+                ),
                 stack,
                 new,
             )

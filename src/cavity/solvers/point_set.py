@@ -55,7 +55,9 @@ class PointSet(Expectation):
 
     def value(self, problem: Problem[Gaussian], q: GaussianDensity) -> Float[Array, ""]:
         theta = self._placed(q.mean, q.covariance)
-        return jnp.mean(in_groups(lambda one: problem.loss.total(problem.model, one, problem.data), theta, _together(problem)))
+        return jnp.mean(
+            in_groups(lambda one: problem.loss.total(problem.model, one, problem.data), theta, _together(problem))
+        )
 
     def derivatives(self, problem: Problem[Gaussian], q: Gaussian, *, full_hessian: bool) -> Derivatives:
         theta, to_moments = jax.vjp(self._placed, q.mean, q.covariance)

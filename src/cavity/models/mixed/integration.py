@@ -2,15 +2,16 @@
 
 With m the mode of log p(y_u, . | Z_G), H its negative Hessian there and R R' = H^-1,
 
-    p(y_u | Z_G)  =  int p(y_u, z | Z_G) dz  =  (2 pi)^(l/2) det R  E[ p(y_u, m + R x | Z_G) exp(|x|^2 / 2) ],  x ~ N(0, I)
+    p(y_u | Z_G)  =  int p(y_u, z | Z_G) dz
+                  =  (2 pi)^(l/2) det R  E[ p(y_u, m + R x | Z_G) exp(|x|^2 / 2) ],     x ~ N(0, I)
 
 The rules differ in the points x_k and weights w_k by which the expectation is taken:
 
-| rule | points | exact for |
-| --- | --- | --- |
-| Laplace's method | 0 | Gaussian units |
-| adaptive Gauss-Hermite quadrature (Pinheiro and Bates, 1995) | a grid of `order` nodes per latent | a Gaussian times a polynomial of degree 2 order - 1 |
-| Laplace's method with importance correction | quasi-Monte Carlo points, the same for all units and at all times | Gaussian units, in the limit all |
+| rule | points |
+| --- | --- |
+| Laplace's method | 0 |
+| adaptive Gauss-Hermite quadrature (Pinheiro and Bates, 1995) | a grid of `order` nodes per latent |
+| Laplace's method with importance correction | quasi-Monte Carlo points, the same for all units at all times |
 
 Every rule is exact for Gaussian units, whatever its order.
 
@@ -137,9 +138,7 @@ def log_marginal(
     return logsumexp(each + log_weights[:, None], axis=0) + scale
 
 
-def refinement(
-    model: LatentModel, theta: PyTree, z: Float[Array, " g"], data: Data, rule: Rule
-) -> Float[Array, ""]:
+def refinement(model: LatentModel, theta: PyTree, z: Float[Array, " g"], data: Data, rule: Rule) -> Float[Array, ""]:
     """By how much a finer rule changes the log likelihood of a client at Z_G, in nats: the error of the rule."""
     assert data.units is not None
     present = jnp.asarray(data.units.weight) > 0

@@ -140,7 +140,9 @@ def marginal_model(model: LatentModel, *, order: int | None = None) -> MarginalM
     if getattr(model, "draws_rows", False):
         raise CavityError("a plate of the model draws rows, but the latents of a unit need all of its rows; use SFVI")
     if order is not None and (order < 1 or (model.num_local > 2 and order != 1 and order % 2)):
-        raise CavityError(f"`order` is at least 1, and even where it counts points (three or more latents), not {order}")
+        raise CavityError(
+            f"`order` is at least 1, and even where it counts points (three or more latents), not {order}"
+        )
     return integrated_out(model, Rule(order))
 
 

@@ -32,7 +32,6 @@ from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
 
-
 class OnGlobals(Model):
     """A likelihood of rows that see global latents alone, with a Gaussian over their unconstrained values.
 
