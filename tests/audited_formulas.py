@@ -8,9 +8,10 @@ import random
 import sys
 
 from cavity.errors import StudyError
-from cavity.study.columns import Number
+from cavity.study.columns import Integer, Number
 from cavity.study.design import Design, template
 from cavity.study.formula import parse_formula
+from cavity.study.group_design import GroupDesign
 from tests.formulas import COLUMNS, EXPLOIT, any_text
 
 FORBIDDEN = ("open", "exec", "compile", "import", "code.__new__", "marshal.loads", "pickle.find_class")
@@ -31,8 +32,12 @@ def use(text: str) -> str:
     try:
         formula = parse_formula(text)
         design = Design(text, tuple(COLUMNS.get(name, Number(name=name)) for name in formula.predictors))
-        values = {name: VALUES.get(name, VALUES["age"]) for name in formula.predictors}
+        values = {name: VALUES.get(name, VALUES["age"]) for name in formula.columns}
         assert design.matrix(values, len(VALUES["age"])).shape == (len(VALUES["age"]), len(design.names))
+        names = dict.fromkeys((*formula.group_predictors, *formula.group_columns))
+        groups = GroupDesign(text, tuple(COLUMNS.get(name, Integer(name=name)) for name in names))
+        assert groups.matrix(values, len(VALUES["age"])).shape == (len(VALUES["age"]), len(groups.names))
+        assert all(parse_formula(f"y ~ {term}").groups == (term,) for term in formula.groups if "y" not in names)
     except StudyError as error:
         assert "at character " in str(error), error
         return "refused"

@@ -87,7 +87,19 @@ def safe_formula(rng: random.Random) -> str:
 PIECES = (
     *("y ~ ", "~", "age", "rx", "dose", "`age at entry`", "`patient's bmi`", "`'c`", "0", "1", "2", "1e999", ".5"),
     *("+", "-", "*", ":", "/", "**", "^", "%in%", "|", "||", "%", "(", ")", "[", "]", "{", "}", ",", "=", "."),
-    *("I(", "log(", "exp(", "bs(age, knots=[40, 60])", "(1 | g)", "offset(", "Surv(", "stratified(", "np.log("),
+    *(
+        "I(",
+        "log(",
+        "exp(",
+        "bs(age, knots=[40, 60])",
+        "(1 | g)",
+        "(0 + dose || g)",
+        "(rx * age | client)",
+        "offset(",
+        "Surv(",
+        "stratified(",
+        "np.log(",
+    ),
     *(
         "'",
         '"',

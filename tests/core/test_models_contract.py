@@ -18,7 +18,7 @@ from cavity.core import Data, LatentModel, Model
 from cavity.core.client_data import as_data
 from cavity.distributions import Beta, DiagonalGaussian, Dirichlet, FullGaussian, Gamma
 from cavity.likelihoods import CategoricalSoftmax
-from cavity.models.mixed.marginal import marginal
+from cavity.models.mixed.marginal import marginal_model
 from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn
 from cavity.models.numpyro.globals_only import SERVER, as_rows
 from cavity.models.topics import prodlda
@@ -141,8 +141,8 @@ def test_every_capability_that_a_model_claims_works(name):
 
 @thorough
 def test_a_likelihood_that_is_not_a_sum_over_rows_counts_rows_by_their_weights():
-    model = marginal(grouped_model())
-    data, z = model.of(as_data(grouped_model(), {"group": GROUPS, "y": COUNTS})), jnp.array([0.3, -0.4])
+    model = marginal_model(grouped_model())
+    data, z = as_data(model, {"group": GROUPS, "y": COUNTS}), jnp.array([0.3, -0.4])
     check_model(model, z, data)
     check_server_rows(model, z, data)
     assert set(model.server_entries()) == {SERVER}
@@ -195,7 +195,7 @@ def test_the_bound_of_a_gaussian_process_counts_rows_by_their_weights():
 @thorough
 def test_no_model_of_the_package_is_left_out():
     covered = {type(make()) for make, _ in (*MODELS.values(), *LATENT.values())}
-    covered |= {type(marginal(grouped_model())), type(prodlda(2, 4)), type(M.sparse_gp(2, num_inducing=3))}
+    covered |= {type(marginal_model(grouped_model())), type(prodlda(2, 4)), type(M.sparse_gp(2, num_inducing=3))}
     found = set()
     for module in pkgutil.walk_packages(cavity.models.__path__, "cavity.models."):
         members = vars(importlib.import_module(module.name)).values()

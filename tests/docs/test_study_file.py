@@ -19,8 +19,8 @@ def test_the_example_is_a_study():
 
 def test_every_key_and_word_is_described():
     records = [schema.Study, schema.ModelChoice, priors.PriorChoice, schema.AlgorithmChoice, schema.RunChoice]
-    records += [columns.Number, columns.Category, *FAMILIES]
-    keys = {field.name for record in records for field in fields(record) if field.compare} - {"extra"}
+    records += [priors.GroupPriorChoice, columns.Number, columns.Category, *FAMILIES]
+    keys = {field.name for record in records for field in fields(record) if field.compare} - {"extra", "group"}
     extra = {key for family in FAMILIES for key in family().extra_scales(outcome_is_scaled=True)}
     for key in keys | extra:
         assert f"`{key}`" in PAGE or f"`[{key}]`" in PAGE or f"`[{key}." in PAGE

@@ -121,8 +121,6 @@ def test_functions_of_all_rows_are_refused_by_name(function):
         ("y ~ bs(age, knots=[40, 60], range=[18, 100])", r"character 5 .*bs\(\)"),
         ("y ~ stratified(a)", "character 5 .*not available yet"),
         ("Surv(time, status) ~ a", "character 1 .*survival outcomes are not available yet"),
-        ("y ~ a + (1 | ward)", "character 12 .*random effects"),
-        ("y ~ (a || ward)", "character 8 .*random effects"),
         ("y ~ a\x00", "character 6 .*unexpected"),
     ],
 )

@@ -28,7 +28,7 @@ from cavity.core import Damping, LatentModel, Model, Solver
 from cavity.core.fields import require_kind
 from cavity.divergences.kl import KL
 from cavity.losses.nll import NegativeLogLikelihood
-from cavity.models.numpyro.globals_only import as_rows
+from cavity.models.mixed.marginal import with_likelihood
 from cavity.solvers.default import default_solver
 
 
@@ -54,7 +54,7 @@ class PVI(FactorAlgorithm):
     ):
         removed = OwnFactor() if removed is None else removed
         self.removed = require_kind(removed, Removal, "`removed` must be one of cavity.cavities, such as Nothing()")
-        model = as_rows(model)
+        model = with_likelihood(model)
         self.model = model
         self.loss = NegativeLogLikelihood()
         self.divergence = KL()

@@ -105,10 +105,11 @@ class StructuredInference(eqx.Module):
             return None
         model = _numpyro(self.model)
         assert model is not None  # `structured_inference` has checked it
-        from cavity.models.mixed.marginal import marginal  # loaded when a model is initialised
+        from cavity.models.mixed.integration import Rule
+        from cavity.models.mixed.marginal import integrated_out  # loaded when a model is initialised
         from cavity.solvers.laplace import Laplace
 
-        return PVI(marginal(model), solver=Laplace())
+        return PVI(integrated_out(model, Rule(order=1)), solver=Laplace())
 
     def starting_at(self, found: FullGaussian) -> StructuredInference:
         """The same, with q(Z_G) set to the approximation of Laplace's method."""
@@ -129,7 +130,7 @@ class StructuredInference(eqx.Module):
         q = self._vague_q(data)
         if not self.located or self.model.local_size(data) == 0:
             return q
-        from cavity.models.mixed.marginal import conditional_modes
+        from cavity.models.mixed.conditional import conditional_modes
 
         mean, root, slope = conditional_modes(self.model, self.start.theta, self.start.q.mean, data)
         scale = jnp.diagonal(root, axis1=1, axis2=2)

@@ -29,11 +29,7 @@ class LaplaceFirst(Initialisation):
     then: Starting
 
     def data(self, data: Data) -> Data:
-        from cavity.models.mixed.marginal import Marginal
-
-        model = self.algorithm.model
-        assert isinstance(model, Marginal)
-        return model.of(data)
+        return data
 
     def start(self, posterior: FullGaussian) -> Algorithm:
         return self.then.starting_at(posterior)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from statistics import NormalDist
+from typing import TypeVar
 
+import jax
 import numpy as np
+from jaxtyping import Array, Float
+
+T = TypeVar("T")
 
 
 @cache
@@ -42,3 +49,65 @@ def fine_nodes() -> tuple[np.ndarray, np.ndarray]:
     nodes = 0.125 * np.arange(-80, 81)
     weights = np.exp(-0.5 * nodes**2)
     return nodes[:, None], weights / weights.sum()
+
+
+@cache
+def hermite_grid(dimension: int, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes [s, dimension] and weights [s] of the product rule of Gauss and Hermite for a standard normal.
+
+    Args:
+        dimension: the number of coordinates.
+        order: nodes per coordinate; the rule is exact for polynomials of degree 2 order - 1 in each.
+
+    Returns:
+        The nodes, and their weights, which sum to 1.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+    nodes, weights = 0.5 * (nodes - nodes[::-1]), weights / weights.sum()  # exactly symmetric, a node at exactly 0
+    grid = np.stack(np.meshgrid(*[nodes] * dimension, indexing="ij"), -1).reshape(-1, dimension)
+    products = np.stack(np.meshgrid(*[weights] * dimension, indexing="ij"), -1).reshape(-1, dimension).prod(1)
+    return grid, products / products.sum()
+
+
+@cache
+def quasi_normal_points(dimension: int, count: int) -> np.ndarray:
+    """Points [count, dimension] that replace draws of a standard normal: quasi-Monte Carlo, the same in every run.
+
+    They are antithetic, and their mean and covariance are exactly 0 and I, so that quadratics are integrated exactly.
+    Half of them are a Kronecker sequence with the powers of 1 / phi, where phi ** (dimension + 1) = phi + 1, which
+    fills the cube evenly (Roberts, 2018); the normal quantile function maps it to R^d.
+
+    Args:
+        dimension: the number of coordinates.
+        count: an even number of points, at least 2 (dimension + 1).
+
+    Returns:
+        The points.
+    """
+    half = count // 2
+    if count % 2 or half <= dimension:
+        raise ValueError(f"{count} points in {dimension} dimensions: an even number above {2 * dimension} is needed")
+    phi = 2.0
+    for _ in range(60):  # a contraction
+        phi = (1.0 + phi) ** (1.0 / (dimension + 1))
+    cube = (0.5 + np.outer(np.arange(1, half + 1), phi ** -np.arange(1.0, dimension + 1))) % 1.0
+    quantile = NormalDist().inv_cdf
+    normal = np.array([[quantile(u) for u in row] for row in cube])
+    whitened = np.linalg.solve(np.linalg.cholesky(normal.T @ normal / half), normal.T).T
+    return np.concatenate([whitened, -whitened])
+
+
+def in_groups(function: Callable[[Array], T], points: Float[Array, "s d"], together: int) -> T:
+    """`function` of every point, some at a time, which bounds the memory.
+
+    Args:
+        function: of one point.
+        points: the points.
+        together: at most so many are evaluated at a time; at least one is.
+
+    Returns:
+        What the function returns, with the points as leading axis.
+    """
+    # a divisor, so that there is no smaller group, for which the function would be compiled again
+    size = max(n for n in range(1, len(points) + 1) if len(points) % n == 0 and n <= max(together, 1))
+    return jax.vmap(function)(points) if size == len(points) else jax.lax.map(function, points, batch_size=size)

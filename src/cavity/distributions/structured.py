@@ -280,6 +280,10 @@ class LocalGaussian(eqx.Module):
     def _correlated(self, noise: Float[Array, "*k u d"]) -> Float[Array, "*k u d"]:
         return noise if self.below is None else jnp.einsum("uij,...uj->...ui", self._unit_root, noise)
 
+    def given(self, shift: Float[Array, " g"]) -> LocalGaussian:
+        """The density of the units' latents at one Z_G, on which it no longer depends."""
+        return LocalGaussian(self.centre(shift), self.log_spread(shift), below=self.below)
+
     def recentred(self, shift: Float[Array, " g"]) -> LocalGaussian:
         """The same density after mu_G moved by `shift`."""
         moved = (self.centre(shift), self.log_spread(shift))

@@ -51,6 +51,7 @@ from cavity.ledger import is_proper
 from cavity.simulation.drive import numbers_as_leaves
 from cavity.simulation.stacks import buckets, device_mesh
 from cavity.solvers.expectations import Expectation, predictor_expectation
+from cavity.solvers.point_set import PointSet
 
 ATTEMPTS = 3  # at a closing exchange, in which messages may be lost
 MOST_PARAMETERS = 1000  # of a model without a linear predictor, which needs twice as many nodes
@@ -180,7 +181,11 @@ def _expected_log_likelihood(algorithm: FactorAlgorithm, q: PyTree, clients: Map
             f"{type(model).__name__} has {gaussian.dimension:,} parameters and no linear predictor, so its expected "
             "log likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
         )
-    nodes, weights = normal_nodes(gaussian.dimension)
+    if model.row_model is None:  # the points of its solver
+        nodes = np.asarray(PointSet().points(gaussian.dimension))
+        weights = np.full(len(nodes), 1.0 / len(nodes))
+    else:
+        nodes, weights = normal_nodes(gaussian.dimension)
     theta = gaussian.mean + jnp.asarray(nodes) @ jnp.linalg.cholesky(gaussian.covariance).T
     return float(sum(weights @ sent for sent in psis.log_likelihoods(algorithm, theta, clients).values()))
 

@@ -1,7 +1,11 @@
-"""Posteriors of models with local latents: global latents at the server, local ones at each client (SFVI).
+"""Posteriors of models with local latents: global latents at the server, local ones at each client.
 
-Where the bound has K importance samples per unit, draws of a unit's latents are resampled from K by their weights. This
-is the density that the bound was fitted with, closer to the posterior than q(Z_u | Z_G) itself.
+SFVI has a Gaussian q(Z_u | Z_G). Where its bound has K importance samples per unit, draws of a unit's latents are
+resampled from K by their weights. This is the density that the bound was fitted with, closer to the posterior than
+q(Z_u | Z_G) itself.
+
+PVI has integrated the latents out. A draw of a unit's latents is one of p(Z_u | Z_G, y_u) at a draw of the posterior of
+Z_G, resampled in the same way from K draws of Laplace's approximation at that Z_G.
 """
 
 from __future__ import annotations
@@ -19,16 +23,19 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from cavity.algorithms.bound import Globals
 from cavity.core import Data, LatentModel
 from cavity.core.intervals import DEFAULT_LEVEL, check_level
-from cavity.distributions.structured import LocalGaussian
+from cavity.distributions.structured import DenseGlobal, LocalGaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError
 from cavity.fit import method
 from cavity.fit.fit import Fit
 from cavity.fit.summary import Summary, summarise_draws
 from cavity.ledger import client as client_ledger
+from cavity.models.mixed.conditional import ConditionalLaplace
+from cavity.models.mixed.marginal import MarginalModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
 Labels = tuple[Hashable, ...]
+RESAMPLED = 50  # draws of Laplace's approximation, of which one is taken
 
 
 def global_draws(model: LatentModel, shared: Globals, num_draws: int, seed: int = 0) -> tuple[Array, dict[str, Array]]:
@@ -75,16 +82,20 @@ def local_posterior(fit: Fit, name: str) -> LocalPosterior:
     """A client's posterior of its own local latents.
 
     Args:
-        fit: a fit of SFVI or SFVI-Avg, with the client's data in memory.
+        fit: a fit with local latents, with the client's data in memory.
         name: the client.
 
     Returns:
         The local posterior.
     """
-    algorithm = method.structured(fit.algorithm)
+    marginal = method.marginal_or_none(fit.algorithm)
+    algorithm = None if marginal is not None else method.structured(fit.algorithm)
     clients = fit.population("look at a client's latents").data
-    if clients is None or name not in clients:
-        raise CavityError(f"no client {name!r}; choose one of: {', '.join(fit.server.names)}")
+    if clients is None or name not in fit.client_names or name not in clients:
+        raise CavityError(f"no client {name!r}; choose one of: {', '.join(fit.client_names)}")
+    if algorithm is None:
+        assert marginal is not None
+        return _integrated_out(marginal, fit, name, clients[name])
     return LocalPosterior(
         name=name,
         model=algorithm.model,
@@ -94,6 +105,15 @@ def local_posterior(fit: Fit, name: str) -> LocalPosterior:
         labels=fit.labels.get(name),
         num_samples=algorithm.structured.num_samples,
     )
+
+
+def _integrated_out(model: MarginalModel, fit: Fit, name: str, data: Data) -> LocalPosterior:
+    """The local posterior of a fit of PVI, whose clients integrate their latents out."""
+    with jax.enable_x64(True):
+        q = jax.tree.map(jnp.asarray, fit.posterior)
+        shared = Globals(DenseGlobal.from_root(q.mean, jnp.linalg.cholesky(q.covariance)), model.latent.theta)
+        own = ConditionalLaplace(model.latent, model.latent.theta, q.mean, data)
+    return LocalPosterior(name, model.latent, shared, own, data, fit.labels.get(name), RESAMPLED)
 
 
 def local_family(fit: Fit, name: str) -> LocalGaussian:
@@ -121,16 +141,16 @@ class LocalPosterior:
         name: the client.
         model: the model.
         shared: q(Z_G) and theta, as the server has them.
-        q: q(Z_L | Z_G).
+        q: q(Z_L | Z_G), from which draws are resampled.
         data: the client's rows.
         labels: the names of its units; None where they have none.
-        num_samples: K of the bound.
+        num_samples: K.
     """
 
     name: str
     model: LatentModel
     shared: Globals
-    q: LocalGaussian
+    q: LocalGaussian | ConditionalLaplace
     data: Data
     labels: Labels | None
     num_samples: int = 1
@@ -263,21 +283,28 @@ def predict_rows(
 
 @eqx.filter_jit
 def _local_draws(
-    model: LatentModel, shared: Globals, q: LocalGaussian, data: Data, num_samples: int, z_global: Array, keys: Array
+    model: LatentModel,
+    shared: Globals,
+    q: LocalGaussian | ConditionalLaplace,
+    data: Data,
+    num_samples: int,
+    z_global: Array,
+    keys: Array,
 ) -> Array:
     shared, q, data = jax.tree.map(jnp.asarray, (shared, q, data))
+    assert data.units is not None
     if model.local_size(data) == 0:
-        return jnp.zeros((len(z_global), *q.mean.shape[:1], 0), z_global.dtype)
+        return jnp.zeros((len(z_global), len(data.units.weight), 0), z_global.dtype)
 
     def one(key: PRNGKeyArray, z: Array) -> Array:
         noise_key, pick_key, model_key = jax.random.split(key, 3)
-        noise = jax.random.normal(noise_key, (num_samples, *q.mean.shape), q.mean.dtype)
-        shift = z - shared.q.mean
-        candidates = q.draw(shift, noise)
+        here, unmoved = q.given(z - shared.q.mean), jnp.zeros_like(z)
+        noise = jax.random.normal(noise_key, (num_samples, *here.mean.shape), here.mean.dtype)
+        candidates = here.draw(unmoved, noise)
         if num_samples == 1:
             return candidates[0]
         joint = jax.vmap(lambda c: model.log_joint(shared.theta, z, c, data, model_key))(candidates)
-        log_w = joint - q.log_prob(candidates, shift)
+        log_w = joint - here.log_prob(candidates, unmoved)
         picked = jax.random.categorical(pick_key, log_w, axis=0)
         return jnp.take_along_axis(candidates, picked[None, :, None], axis=0)[0]
 

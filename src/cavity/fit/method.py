@@ -13,6 +13,7 @@ from cavity.algorithms.factors import FactorAlgorithm
 from cavity.core import Algorithm, Initialisation
 from cavity.core.messages import ServerState, is_server_owned
 from cavity.errors import CavityError, UnsuitableError
+from cavity.models.mixed.marginal import MarginalModel
 
 
 def server_entries(server: ServerState) -> frozenset[str]:
@@ -85,6 +86,11 @@ def structured_or_none(algorithm: Algorithm) -> SFVI | SFVIAvg | None:
     return algorithm if isinstance(algorithm, SFVI | SFVIAvg) else None
 
 
+def marginal_or_none(algorithm: Algorithm) -> MarginalModel | None:
+    """The model of the algorithm, where its clients integrate local latents out; else None."""
+    return algorithm.model if isinstance(algorithm.model, MarginalModel) else None
+
+
 def structured(algorithm: Algorithm) -> SFVI | SFVIAvg:
     """The algorithm, where its clients keep local latents.
 
@@ -93,5 +99,5 @@ def structured(algorithm: Algorithm) -> SFVI | SFVIAvg:
     """
     found = structured_or_none(algorithm)
     if found is None:
-        raise UnsuitableError(f"{type(algorithm).__name__} has no local latents; use SFVI or SFVIAvg")
+        raise UnsuitableError(f"{type(algorithm).__name__} has no local latents, or not with this model")
     return found

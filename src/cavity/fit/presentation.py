@@ -24,6 +24,7 @@ from cavity.evaluation import diagnostics
 from cavity.fit import local_posterior, method, prediction
 from cavity.fit.fit import Fit
 from cavity.fit.summary import Coefficients, Summary, summarise, summarise_draws
+from cavity.models.mixed.marginal import MarginalModel
 from cavity.models.numpyro.globals_only import GlobalsOnly
 from cavity.models.numpyro.latent_model import NumpyroModel
 
@@ -169,7 +170,7 @@ class GaussianPresentation(FamilyPresentation):
 class _Constrained:
     """Latents that are computed on an unconstrained scale and shown as the model's author wrote them."""
 
-    model: GlobalsOnly
+    model: GlobalsOnly | MarginalModel
     posterior: PyTree
 
     @property
@@ -177,8 +178,8 @@ class _Constrained:
         return UNCONSTRAINED
 
     @property
-    def unconstrained(self) -> NumpyroModel:
-        return self.model.latent
+    def unconstrained(self) -> NumpyroModel | None:
+        return self.model.latent if isinstance(self.model.latent, NumpyroModel) else None
 
     def summary(self, level: float, remarks: tuple[str, ...]) -> Summary:
         return _summary_of(self.draws(SUMMARY_DRAWS, 0), level, remarks)
@@ -194,6 +195,24 @@ class ConstrainedFamily(_Constrained, FamilyPresentation):
 
 class ConstrainedGaussian(_Constrained, GaussianPresentation):
     """A Gaussian of unconstrained latents, with coefficients on that scale."""
+
+
+class MarginalPresentation(ConstrainedGaussian):
+    """The shared parameters of a model whose local latents are integrated out, on the scale of the model's author."""
+
+    @property
+    def units(self) -> str:
+        return UNCONSTRAINED
+
+    def coefficients(self) -> Coefficients:
+        """Moments of draws: a standard deviation or a correlation is no linear function of what is computed."""
+        draws = self.draws(SUMMARY_DRAWS, 0)
+        flat = _flat(draws)
+        covariance = np.atleast_2d(np.cov(flat, rowvar=False))
+        return Coefficients(local_posterior.latent_names(draws), flat.mean(axis=0), covariance)
+
+    def prior_scales(self) -> dict[str, float]:
+        raise CavityError(f"the priors of {type(self.model.latent).__name__} are in the model, not all of them normal")
 
 
 @dataclass(frozen=True)
@@ -262,9 +281,13 @@ class NumpyroPresentation(LatentPresentation):
 
 
 def _summary_of(draws: dict[str, Array], level: float, remarks: tuple[str, ...]) -> Summary:
+    return summarise_draws(_flat(draws), local_posterior.latent_names(draws), level, remarks)
+
+
+def _flat(draws: dict[str, Array]) -> np.ndarray:
+    """One row per draw, one column per parameter."""
     with jax.enable_x64(True):
-        flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
-    return summarise_draws(flat, local_posterior.latent_names(draws), level, remarks)
+        return np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws))
 
 
 def _no_coefficients(model: Model | LatentModel) -> CavityError:
@@ -292,6 +315,11 @@ def _presentation(model: Model | LatentModel, fit: Fit) -> Presentation:
 @_presentation.register(GlobalsOnly)
 def _(model: GlobalsOnly, fit: Fit) -> Presentation:
     return _of_family(fit, ConstrainedFamily, ConstrainedGaussian)
+
+
+@_presentation.register(MarginalModel)
+def _(model: MarginalModel, fit: Fit) -> Presentation:
+    return _of_family(fit, ConstrainedFamily, MarginalPresentation)
 
 
 @_presentation.register(LatentModel)

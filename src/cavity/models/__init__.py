@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cavity.models.gp.row_proximity import row_proximity
     from cavity.models.gp.sparse_gp import SparseGP, sparse_gp
     from cavity.models.location import NormalLocation, normal_location
+    from cavity.models.mixed.marginal import MarginalModel, marginal_model
     from cavity.models.neural.bag_of_words import BagOfWords, bag_of_words
     from cavity.models.neural.cnn import cnn_classifier
     from cavity.models.neural.mlp import MLP, mlp_classifier, mlp_regression
@@ -45,6 +46,7 @@ __all__ = [
     "GlobalsOnly",
     "Horseshoe",
     "Laplace",
+    "MarginalModel",
     "NetworkModel",
     "NormalLocation",
     "NumpyroModel",
@@ -62,6 +64,7 @@ __all__ = [
     "function_model",
     "linear_regression",
     "logistic_regression",
+    "marginal_model",
     "mlp_classifier",
     "mlp_regression",
     "network_model",
@@ -90,6 +93,7 @@ __getattr__, __dir__ = lazy_exports(
         "gp.row_proximity": "row_proximity",
         "gp.sparse_gp": "SparseGP sparse_gp",
         "location": "NormalLocation normal_location",
+        "mixed.marginal": "MarginalModel marginal_model",
         "neural.bag_of_words": "BagOfWords bag_of_words",
         "neural.cnn": "cnn_classifier",
         "neural.mlp": "MLP mlp_classifier mlp_regression",

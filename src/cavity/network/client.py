@@ -71,7 +71,8 @@ def _limit_note(study: Study, config: ClientConfig) -> str:
     limit = f"this client sends at most {config.max_messages} updates, in all runs of this study"
     if study.model.family is None:
         return limit
-    prior, x = config.algorithm.prior, config.data.batch[0]
+    prior, batch = config.algorithm.prior, config.data.batch
+    x = batch["x"] if isinstance(batch, dict) else batch[0]
     d = prior.dimension
     numbers = d * (d + 3) // 2 if np.ndim(prior.precision) == 2 else 2 * d
     if config.max_messages * numbers <= x.size:

@@ -88,6 +88,9 @@ def bounds(study: Study, scaling: Scaling) -> Bounds:
     if (family := study.model.family) is None:
         return Bounds(None, None, ("posteriors are only checked for being proper: the model is the study's own",))
     plain = _is_plain(study)
+    if _has_groups(study):
+        reason = "the effects of groups are integrated out, and the curvature of the result has no known bound"
+        return Bounds(MAX_PRIOR_SDS, None, (f"the precision of a posterior is not checked: {reason}",))
     if family.same_sums_everywhere and plain:
         sds, notes = None, ["the mean of a posterior is not checked: a linear model sends the same sums at every one"]
     else:
@@ -125,7 +128,7 @@ def problem_with(study: Study, limits: Bounds, algorithm: Algorithm, message: Me
         return None
     checked = {"posterior": posterior} if entry is None else {"posterior": posterior, "cavity": posterior / entry}
     for what, q in checked.items():
-        if problem := _problem_with(what, q, algorithm.prior, limits, _is_plain(study)):
+        if problem := _problem_with(what, q, algorithm.prior, limits, _is_plain(study) and not _has_groups(study)):
             return problem
     return None
 
@@ -177,12 +180,15 @@ class ServerBounds:
         limits = bounds(self.study, self.scaling)
         if limits.prior_sds is None and limits.added is None:
             return None
-        return _problem_with("posterior", posterior, self.algorithm.prior, limits, _is_plain(self.study))
+        is_plain = _is_plain(self.study) and not _has_groups(self.study)
+        return _problem_with("posterior", posterior, self.algorithm.prior, limits, is_plain)
 
     def problem_with_reply(self, message: Message, reply: Reply) -> str | None:
         """Why no rows can have given this reply, or None."""
         entry, family = message.inputs.entry, self.study.model.family
         if entry is None or family is None or not _is_plain(self.study) or not family.is_log_concave:
+            return None
+        if _has_groups(self.study):  # a marginal likelihood is not log-concave in the standard deviations of effects
             return None
         precision = np.asarray((entry * reply.update.delta).precision, float)
         smallest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
@@ -244,6 +250,11 @@ def _is_plain(study: Study) -> bool:
     choice = study.algorithm
     parts = [(choice.loss, "nll"), (choice.divergence, "kl"), (choice.server_divergence, "kl")]
     return all(part is None or part.word == word for part, word in parts)
+
+
+def _has_groups(study: Study) -> bool:
+    """Whether the formula has group terms."""
+    return study.formula is not None and bool(study.formula.groups)
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from cavity.solvers.laplace import Laplace
     from cavity.solvers.lbfgs import LBFGS
     from cavity.solvers.natural_gradient import NaturalGradient
+    from cavity.solvers.natural_gradient_from_mode import NaturalGradientFromMode
     from cavity.solvers.plateau import Plateau
+    from cavity.solvers.point_set import PointSet
     from cavity.solvers.sgmcmc.chains import SGHMC, SGLD, SGDIterates
     from cavity.solvers.sgmcmc.covariance import (
         DiagonalFisher,
@@ -48,10 +50,12 @@ __all__ = [
     "LocalDraws",
     "MomentMatching",
     "NaturalGradient",
+    "NaturalGradientFromMode",
     "NaturalVI",
     "ParameterDraws",
     "Plateau",
     "Point",
+    "PointSet",
     "PowerEP",
     "SGDIterates",
     "SampleMoments",
@@ -73,7 +77,9 @@ __getattr__, __dir__ = lazy_exports(
         "laplace": "Laplace",
         "lbfgs": "LBFGS",
         "natural_gradient": "NaturalGradient",
+        "natural_gradient_from_mode": "NaturalGradientFromMode",
         "plateau": "Plateau",
+        "point_set": "PointSet",
         "sgmcmc.chains": "SGDIterates SGHMC SGLD",
         "sgmcmc.covariance": "DiagonalFisher LedoitWolf NaturalVI Point SampleMoments ScaledIdentity",
         "sgmcmc.solver": "SGMCMC",

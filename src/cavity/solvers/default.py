@@ -5,10 +5,14 @@ from cavity.errors import UnsuitableError
 
 
 def default_solver(model: Model, loss: Loss, divergence: Divergence) -> Solver:
-    """The closed form where there is one, else the natural gradient, else (for other divergences) L-BFGS."""
-    from cavity.solvers import LBFGS, Conjugate, NaturalGradient  # loaded when needed
+    """The closed form where there is one, else the natural gradient, else (for other divergences) L-BFGS.
 
-    for solver in (Conjugate(), NaturalGradient()):
+    A likelihood that is not a sum over rows is expensive; there the natural gradient starts at the tilted mode.
+    """
+    from cavity.solvers import LBFGS, Conjugate, NaturalGradient, NaturalGradientFromMode  # loaded when needed
+
+    from_mode = () if model.row_model is not None else (NaturalGradientFromMode(),)
+    for solver in (Conjugate(), *from_mode, NaturalGradient()):
         try:
             solver.check(model, loss, divergence)
         except UnsuitableError:

@@ -162,9 +162,13 @@ class RowsOrPrior(Expectation):
 
 
 def default_expectation(model: Model) -> Expectation:
-    """Over the predictor where the model has a linear one, else over theta."""
+    """Over the predictor where the model has a linear one, else over theta; few points where rows do not add up."""
+    from cavity.solvers.point_set import PointSet  # which is an `Expectation`
+
     over_predictor = predictor_expectation(model)
-    return ThetaNodes() if over_predictor is None else over_predictor
+    if over_predictor is not None:
+        return over_predictor
+    return PointSet() if model.row_model is None else ThetaNodes()
 
 
 def predictor_expectation(model: Model, *, fine: bool = False) -> Expectation | None:

@@ -72,7 +72,7 @@ class Laplace(Solver):
         return LaplaceState(mean, infinite, slope, hessian, infinite, first, infinite, jnp.asarray(0))
 
     def step(self, key: PRNGKeyArray, problem: Problem[FullGaussian], state: LaplaceState) -> LaplaceState:
-        move, gap = _newton(state.slope, state.hessian + problem.cavity.precision, state.damping)
+        move, gap = newton_step(state.slope, state.hessian + problem.cavity.precision, state.damping)
         loss, value, slope, hessian = _look(problem, state.mean + move)
         is_first = state.steps == 0
         slack = jnp.finfo(value.dtype).eps ** 0.8 * (1.0 + jnp.abs(state.value))  # rounding of a sum over rows
@@ -94,7 +94,7 @@ class Laplace(Solver):
 
     def result(self, problem: Problem[FullGaussian], state: LaplaceState) -> Solution:
         precision = state.hessian + problem.cavity.precision
-        precision = _upward(0.5 * (precision + precision.T), jnp.zeros_like(state.damping))
+        precision = positive(0.5 * (precision + precision.T), jnp.zeros_like(state.damping))
         tilted = FullGaussian(precision @ state.mean, precision)
         return Solution(tilted, state.initial_loss, state.steps, self._small(state))
 
@@ -120,15 +120,15 @@ def _look(problem: Problem[FullGaussian], theta: Float[Array, " d"]) -> tuple[Ar
     return loss * weight, objective, slope + pull, hessian
 
 
-def _newton(
+def newton_step(
     slope: Float[Array, " d"], curvature: Float[Array, "d d"], damping: Float[Array, ""]
 ) -> tuple[Array, Array]:
     """The damped step, and the decrease that an undamped one would give."""
-    gap = 0.5 * slope @ jnp.linalg.solve(_upward(curvature, jnp.zeros_like(damping)), slope)
-    return -jnp.linalg.solve(_upward(curvature, damping), slope), gap
+    gap = 0.5 * slope @ jnp.linalg.solve(positive(curvature, jnp.zeros_like(damping)), slope)
+    return -jnp.linalg.solve(positive(curvature, damping), slope), gap
 
 
-def _upward(curvature: Float[Array, "d d"], damping: Float[Array, ""]) -> Float[Array, "d d"]:
+def positive(curvature: Float[Array, "d d"], damping: Float[Array, ""]) -> Float[Array, "d d"]:
     """The curvature with absolute eigenvalues plus a share of its diagonal, computed in units of its diagonal."""
     unit = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(curvature)), jnp.finfo(curvature.dtype).tiny))
     values, vectors = jnp.linalg.eigh(curvature / unit / unit[:, None])

@@ -20,6 +20,7 @@ import numpy as np
 from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
 from cavity.core import Algorithm, LatentModel, Schedule
 from cavity.errors import DataError, StudyError
+from cavity.models.mixed.grouped_regression import GroupedRows
 from cavity.study import registry
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import refuse
@@ -28,6 +29,8 @@ from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, Sums, scaling_from, sums_of
 from cavity.study.schema import Study
 from cavity.study.table import Table, as_table
+
+ClientRows = tuple[np.ndarray, np.ndarray] | GroupedRows | dict[str, np.ndarray]
 
 
 def sums(study: Study, table: object) -> Sums:
@@ -57,8 +60,7 @@ def design_sums(study: Study, table: object, scaling: Scaling) -> Sums:
     """
     table = as_table(table)
     encoding = _encoding(study, replace(scaling, design=()))
-    x, y = encoding.encoded(usable_rows(study, table), table.counted_as)
-    return sums_of(encoding.design.names, dict(zip(encoding.design.names, x.T, strict=True)), len(y))
+    return encoding.matrix_sums(usable_rows(study, table), table.counted_as)
 
 
 def study_scaling(
@@ -101,7 +103,7 @@ def design_scaling(encoding: FormulaEncoding, totals: Sequence[Sums]) -> tuple[S
         totals: the sums of these columns, one per client.
     """
     found = scaling_from(totals, around_zero=not encoding.design.intercept, allow_constant=True)
-    if (names := tuple(column.name for column in found)) != encoding.design.names:
+    if (names := tuple(column.name for column in found)) != encoding.matrix_names:
         raise StudyError(f"the sums are of the columns {', '.join(names)}, not those of the formula's matrix")
     return found
 
@@ -146,12 +148,13 @@ def study_algorithm(study: Study, scaling: Scaling) -> Algorithm:
         scaling: of its columns, as `study_scaling` gives it.
     """
     model, choice = study_model(study, scaling), study.algorithm
-    if isinstance(model, LatentModel):
+    if isinstance(model, LatentModel) and choice.method != "pvi":
         return _latent_algorithm(study, model)
     damping = None if choice.damping is None else registry.make(registry.DAMPINGS, choice.damping)
     if choice.method == "pvi":
         return PVI(model, damping=damping)
     if choice.method == "fedgvi":
+        assert not isinstance(model, LatentModel)
         assert choice.loss is not None
         assert choice.divergence is not None
         assert choice.server_divergence is not None
@@ -188,8 +191,9 @@ def study_schedule(study: Study) -> Schedule:
     return registry.make(registry.SCHEDULES, study.run.schedule)
 
 
-def client_data(study: Study, table: object, scaling: Scaling) -> tuple[np.ndarray, np.ndarray] | dict[str, np.ndarray]:
-    """A client's rows in the form that the model takes: the formula's x and y, or a dict of columns.
+def client_data(study: Study, table: object, scaling: Scaling) -> ClientRows:
+    """A client's rows in the form that the model takes: the formula's x and y, with groups if it has group terms, or a
+    dict of columns.
 
     Args:
         study: what was agreed.
@@ -201,7 +205,10 @@ def client_data(study: Study, table: object, scaling: Scaling) -> tuple[np.ndarr
     """
     table = as_table(table)
     rows = usable_rows(study, table)
-    return rows.values if study.model.formula is None else _encoding(study, scaling).encoded(rows, table.counted_as)
+    if study.formula is None:
+        return rows.values
+    encoding = _encoding(study, scaling)
+    return (encoding.grouped if study.formula.groups else encoding.encoded)(rows, table.counted_as)
 
 
 def usable_rows(study: Study, table: Table) -> Rows:

@@ -10,6 +10,7 @@ import numpy as np
 from cavity.core import LatentModel, Model
 from cavity.core.client_data import as_data
 from cavity.errors import DataError
+from cavity.models.mixed.grouped_regression import GroupedRows
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import Finding, Severity
 from cavity.study.models import study_model
@@ -68,8 +69,13 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
     encoding = FormulaEncoding(study.model.formula, study.used_columns)
     x, not_finite = encoding.matrix(rows, table.counted_as)
     yield from not_finite
+    if encoding.parsed.groups:
+        _, in_z = encoding.group_matrix(rows, table.counted_as)
+        not_finite = (*not_finite, *in_z)
+        yield from in_z
     if not not_finite:
-        yield from _model_findings(model, encoding.encoded(rows, table.counted_as))
+        read = encoding.grouped if encoding.parsed.groups else encoding.encoded
+        yield from _model_findings(model, read(rows, table.counted_as))
     yield from _column_notes(study, rows)
     if study.model.function is None:
         yield from few_rows(len(rows), len(model.parameter_names))
@@ -81,7 +87,7 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
 
 
 def _model_findings(
-    model: Model | LatentModel, batch: tuple[np.ndarray, np.ndarray] | dict[str, np.ndarray]
+    model: Model | LatentModel, batch: tuple[np.ndarray, np.ndarray] | GroupedRows | dict[str, np.ndarray]
 ) -> Iterator[Finding]:
     """The model's own check of the rows."""
     try:
@@ -109,8 +115,13 @@ def few_rows(num_rows: int, num_coefficients: int) -> Iterator[Finding]:
 
 def _column_notes(study: Study, rows: Rows) -> Iterator[Finding]:
     outcomes = {column.name for column in study.outcome_columns}
+    groups = () if study.formula is None else study.formula.group_columns
     for column in study.used_columns:
         values = rows.values[column.name]
+        if column.name in groups:
+            count = len(set(values.tolist()))
+            yield Finding(Severity.NOTE, f"{count} group{'' if count == 1 else 's'}; names are not sent", column.name)
+            continue
         if levels := column.level_names:
             if absent := [level for i, level in enumerate(levels) if not (values == i).any()]:
                 message = f"no row with {', '.join(map(repr, absent))}; other sites may have some"

@@ -85,7 +85,8 @@ class Column(Record, abc.ABC):
         type_name: the name of its type in a study file.
         dtype: of its values.
         is_numeric: whether a formula may compute with it and whether it may be scaled.
-        formula_problem: why no formula can use it, or None.
+        formula_problem: why no formula can use it as a predictor, or None.
+        group_problem: why it cannot name the groups of `(1 | g)`, or None.
         name: in the header of every client's file.
         unit: for people.
         missing: what to do about missing values.
@@ -96,6 +97,7 @@ class Column(Record, abc.ABC):
     dtype: ClassVar[type] = float
     is_numeric: ClassVar[bool] = False
     formula_problem: ClassVar[str | None] = None
+    group_problem: ClassVar[str | None] = None
     name: str
     unit: str = ""
     missing: Missing = Missing.REFUSE
@@ -202,6 +204,7 @@ class Number(Numeric):
     """A real number."""
 
     type_name: ClassVar[str] = "number"
+    group_problem: ClassVar[str | None] = "is a number and cannot name groups; declare it as text or integer"
 
     def value(self, cell: object) -> float:
         return self._in_range(_number(cell))
@@ -289,7 +292,7 @@ class Category(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Column):
-    """A text, such as the label of a unit. For models of your own; texts are not sent."""
+    """A text, such as the name of a group. It names the groups of `(1 | g)`; texts are not sent."""
 
     type_name: ClassVar[str] = "text"
     dtype: ClassVar[type] = object

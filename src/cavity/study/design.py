@@ -45,9 +45,20 @@ class Design:
 
     def matrix(self, values: Mapping[str, np.ndarray], num_rows: int) -> Float[np.ndarray, "n p"]:
         """The rows of the matrix; not finite where a function is not, such as the logarithm of zero."""
-        with np.errstate(all="ignore"):
-            found = [_columns(block, values, num_rows) for block in _layout(self)[0]]
-        return np.concatenate([np.zeros((num_rows, 0)), *found], axis=1)
+        return block_columns(_layout(self)[0], values, num_rows)
+
+
+def block_columns(blocks: Sequence[Block], values: Mapping[str, np.ndarray], num_rows: int) -> Float[np.ndarray, "n p"]:
+    """The columns of all blocks; not finite where a function is not.
+
+    Args:
+        blocks: of one or several terms.
+        values: of the rows, by column.
+        num_rows: their number.
+    """
+    with np.errstate(all="ignore"):
+        found = [_columns(block, values, num_rows) for block in blocks]
+    return np.concatenate([np.zeros((num_rows, 0)), *found], axis=1)
 
 
 def _columns(block: Block, values: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
@@ -79,7 +90,7 @@ def _layout(design: Design) -> tuple[tuple[Block, ...], tuple[str, ...]]:
             raise formula.refusal(name, f"the column '{name}' {problem}")
         if columns[name].level_names and name in formula.computed:
             raise formula.refusal(name, f"it computes with '{name}', which is a category and not a number")
-    if not formula.terms and not formula.intercept:
+    if not formula.terms and not formula.intercept and not formula.groups:
         raise formula.refusal_at(len(formula.text), "the formula has no predictors")
     found = blocks(formula, {name: column.level_names for name, column in columns.items() if column.level_names})
     names: dict[str, None] = {}

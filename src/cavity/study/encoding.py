@@ -10,21 +10,22 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from cavity.core import Encoding
 from cavity.errors import StudyError
+from cavity.models.mixed.grouped_regression import GroupedRows, GroupEncoding
 from cavity.study.columns import Column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
+from cavity.study.group_design import GroupDesign
 from cavity.study.rows import Rows, read_rows
-from cavity.study.scaling import ScaledColumn, Scaling
+from cavity.study.scaling import ScaledColumn, Scaling, Sums, sums_of
 from cavity.study.table import as_table
 
 UNITS = (1.0, 10.0, 100.0, 1e4, 0.1, 0.01, -1.0)
 ROUNDING = 1e-11  # relative: smaller numbers in a solution of linear equations are zero
 
 
-class FormulaEncoding(Encoding):
+class FormulaEncoding(GroupEncoding):
     """A formula over agreed columns.
 
     Attributes:
@@ -48,7 +49,7 @@ class FormulaEncoding(Encoding):
         if names[:num_outcomes] != expected[:num_outcomes] or sorted(names) != sorted(expected):
             raise StudyError(f"the formula uses the columns {', '.join(expected)}, but it has {', '.join(names)}")
         _check_scaling(self.scaling)
-        _ = self.design.names  # raises if there are too many, or two are the same
+        _ = self.matrix_names  # raises if there are too many, or two are the same
         both = sorted(set(self.parsed.transformed) & set(self.scaling.names))
         if both:
             raise StudyError(
@@ -69,7 +70,33 @@ class FormulaEncoding(Encoding):
     @property
     def design(self) -> Design:
         """The matrix of the predictors."""
-        return Design(self.formula, self.columns[len(self.parsed.outcomes) :])
+        columns = self.columns[len(self.parsed.outcomes) :]
+        return Design(self.formula, tuple(column for column in columns if column.name in self.parsed.places))
+
+    @property
+    def group_design(self) -> GroupDesign:
+        """The matrix of the effects that vary between groups."""
+        return GroupDesign(self.formula, self.columns[len(self.parsed.outcomes) :])
+
+    @property
+    def matrix_names(self) -> tuple[str, ...]:
+        """The columns of both matrices that are scaled: those of the predictors, then slopes that vary (`age|ward`)."""
+        names = (*self.design.names, *self.group_design.slopes)
+        if twice := [name for name in self.group_design.slopes if names.count(name) > 1]:
+            raise StudyError(f"a coefficient and an effect are both called '{twice[0]}'; rename a column")
+        return names
+
+    @property
+    def effect_units(self) -> tuple[float, ...]:
+        """What the columns of the group terms are divided by: their standard deviations, if these are known."""
+        design, group = self.scaling.design, self.group_design
+        known = {column.name: column.scale for column in design[len(self.design.names) :]}
+        if not design:
+            plain = {column.name: column.scale for column in self.scaling.columns}
+            known = {f"{name}|{e.term.group}": plain[name] for e in group.effects for name in e.names if name in plain}
+        return tuple(
+            known.get(name, 1.0) if slope else 1.0 for name, slope in zip(group.names, group.is_slope, strict=True)
+        )
 
     def read(self, table: object, *, with_outcome: bool = True, may_drop: bool = True) -> Rows:
         """The rows of a table, with everything that is wrong with them.
@@ -79,7 +106,7 @@ class FormulaEncoding(Encoding):
             with_outcome: whether the outcome is read too.
             may_drop: whether rows with missing values may be dropped.
         """
-        columns = self.columns if with_outcome else self.design.columns
+        columns = self.columns if with_outcome else self.columns[len(self.parsed.outcomes) :]
         return read_rows(columns, as_table(table), may_drop=may_drop)
 
     def encoded(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, np.ndarray]:
@@ -102,15 +129,50 @@ class FormulaEncoding(Encoding):
     def matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """X of rows that were read without errors, and findings where it is not finite."""
         x = self.scaling.apply_to_design(self.design.matrix(self.scaling.apply(rows.values), len(rows)))
-        findings = []
-        for name, column in zip(self.design.names, x.T, strict=True):
-            if not (finite := np.isfinite(column)).all():
-                bad = rows.numbers[~finite].tolist()
-                message = (
-                    f"{name} is not a finite number in {listed(bad, counted_as)}; agree on a range for its columns"
-                )
-                findings.append(Finding(Severity.ERROR, message, None, tuple(bad[:10]), len(bad)))
-        return x, tuple(findings)
+        return x, _not_finite(self.design.names, x, rows, counted_as)
+
+    def matrix_sums(self, rows: Rows, counted_as: str) -> Sums:
+        """The sums of the columns of both matrices. Raises DataError.
+
+        Args:
+            rows: of a client.
+            counted_as: what the numbers of the rows count, for messages.
+        """
+        refuse(rows.findings)
+        (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
+        refuse((*in_x, *in_z))
+        slopes = z[:, np.array(self.group_design.is_slope, bool)]
+        columns = dict(zip(self.matrix_names, (*x.T, *slopes.T), strict=True))
+        return sums_of(self.matrix_names, columns, len(rows))
+
+    def group_matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
+        """Z of rows that were read without errors, in the units of the data, and findings where it is not finite."""
+        z = self.group_design.matrix(rows.values, len(rows))
+        return z, _not_finite(self.group_design.names, z, rows, counted_as)
+
+    def grouped(self, rows: Rows, counted_as: str, *, with_outcome: bool = True) -> GroupedRows:
+        """The rows of a client with the columns and names of their groups. Raises DataError.
+
+        Args:
+            rows: that were read.
+            counted_as: what the numbers of the rows count, for messages.
+            with_outcome: whether they have outcomes.
+        """
+        refuse(rows.findings)
+        (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
+        refuse((*in_x, *in_z))
+        labels = self.group_design.labels(rows.values)
+        y = (
+            self.scaling.apply_to_outcome(np.asarray(rows.values[self.outcome[0].name], float))
+            if with_outcome
+            else None
+        )
+        return GroupedRows(x, y, z / np.asarray(self.effect_units), next(map(tuple, labels.values()), None))
+
+    def grouped_rows(self, table: object, *, with_outcome: bool = True) -> GroupedRows:
+        table = as_table(table)
+        rows = self.read(table, with_outcome=with_outcome, may_drop=with_outcome)
+        return self.grouped(rows, table.counted_as, with_outcome=with_outcome)
 
     def rows(self, table: object) -> tuple[np.ndarray, np.ndarray]:
         table = as_table(table)
@@ -125,7 +187,7 @@ class FormulaEncoding(Encoding):
         return x
 
     def to_computed(self) -> Float[np.ndarray, "w w"] | None:
-        solution, design = _to_scaled(self), self.scaling.design
+        solution, design = _to_scaled(self), self.scaling.design[: len(self.design.names)]
         if not design:
             return solution
         return _standardised(self) if solution is None else _standardised(self) @ solution
@@ -152,6 +214,16 @@ class FormulaEncoding(Encoding):
         return (
             f"coefficients are of scaled columns, because this formula cannot be reported in other units: {scaled}",
         )
+
+
+def _not_finite(names: Sequence[str], matrix: np.ndarray, rows: Rows, counted_as: str) -> tuple[Finding, ...]:
+    findings = []
+    for name, column in zip(names, matrix.T, strict=True):
+        if not (finite := np.isfinite(column)).all():
+            bad = rows.numbers[~finite].tolist()
+            message = f"{name} is not a finite number in {listed(bad, counted_as)}; agree on a range for its columns"
+            findings.append(Finding(Severity.ERROR, message, None, tuple(bad[:10]), len(bad)))
+    return tuple(findings)
 
 
 def _check_scaling(scaling: Scaling) -> None:
@@ -192,9 +264,10 @@ def _to_scaled(encoding: FormulaEncoding) -> np.ndarray | None:
 
 def _standardised(encoding: FormulaEncoding) -> np.ndarray:
     """T with Z = S T, where S is Z with its columns scaled, each with its ones: z = m + s z'."""
-    matrix = np.diag([1.0] * encoding.design.intercept + [column.scale for column in encoding.scaling.design])
+    design = encoding.scaling.design[: len(encoding.design.names)]
+    matrix = np.diag([1.0] * encoding.design.intercept + [column.scale for column in design])
     if encoding.design.intercept:
-        matrix[0, 1:] = [column.centre for column in encoding.scaling.design]
+        matrix[0, 1:] = [column.centre for column in design]
     return matrix
 
 

@@ -15,13 +15,15 @@ from cavity.study.columns import Column, FixedScaling
 from cavity.study.families.family import Family
 from cavity.study.line_numbers import spelled
 from cavity.study.part import Part
-from cavity.study.priors import PriorChoice
+from cavity.study.priors import GroupPriorChoice, PriorChoice
 from cavity.study.schema import AlgorithmChoice, ModelChoice, RunChoice, Study
 
 FORMAT = 3  # increase it when the meaning of a key changes
 
 Path = tuple[str, ...]
-RecordWithKeys = Column | Family | PriorChoice | ModelChoice | AlgorithmChoice | RunChoice | FixedScaling
+RecordWithKeys = (
+    Column | Family | PriorChoice | GroupPriorChoice | ModelChoice | AlgorithmChoice | RunChoice | FixedScaling
+)
 Value = str | int | float | bool | list[str | float | None]
 
 
@@ -69,6 +71,8 @@ def _settings(value: object, path: Path) -> Iterator[tuple[Path, Value]]:
         case PriorChoice():
             yield from _fields(value, path, "extra")
             yield from _settings(value.extra, path)
+        case GroupPriorChoice():
+            yield from _fields(value, path[:-1])
         case ModelChoice() | AlgorithmChoice() | RunChoice() | FixedScaling():
             yield from _fields(value, path)
         case tuple():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import get_type_hints
 
 from cavity.core import LatentModel, Model
+from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError, StudyError
 from cavity.study import registry
@@ -18,7 +19,7 @@ from cavity.study.priors import PriorChoice
 from cavity.study.scaling import Scaling
 from cavity.study.schema import ModelChoice, Study
 from cavity.study.sections import Plain
-from cavity.study.validation import left_side_problem
+from cavity.study.validation import FULL_ONLY, left_side_problem
 
 ALLOW_MODELS = "CAVITY_ALLOW_MODELS"  # in the environment: names of modules, separated by commas or spaces
 
@@ -43,7 +44,7 @@ def study_model(study: Study, scaling: Scaling) -> Model | LatentModel:
 
 def formula_model(
     family: Family, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None
-) -> Model:
+) -> Model | LatentModel:
     """The model of a family for the formula and columns of an encoding. Raises StudyError.
 
     Args:
@@ -56,6 +57,10 @@ def formula_model(
         raise StudyError(problem)
     if problem := family.outcome_problem(encoding.outcome):
         raise StudyError(f"column '{encoding.outcome[0].name}': {problem}")
+    if encoding.parsed.groups:
+        if covariance not in (None, FullGaussian):
+            raise StudyError(f"covariance: {FULL_ONLY}")
+        return family.grouped_model(encoding, prior)
     return family.model(encoding, prior, covariance)
 
 

@@ -22,8 +22,16 @@ from cavity.study.columns import (
     Text,
 )
 from cavity.study.families import read_family
+from cavity.study.formula import parse_formula
 from cavity.study.part import Part
-from cavity.study.priors import INTERCEPT_SCALE, SLOPE_SCALE, PriorChoice
+from cavity.study.priors import (
+    CORRELATION_ETA,
+    INTERCEPT_SCALE,
+    SD_SCALE,
+    SLOPE_SCALE,
+    GroupPriorChoice,
+    PriorChoice,
+)
 from cavity.study.schema import MIN_ROWS, AlgorithmChoice, ModelChoice, RunChoice, Study
 from cavity.study.sections import Page, Section
 from cavity.study.validation import contradictions
@@ -35,6 +43,7 @@ NO_DEFAULT = (
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names of clients are also names of files
 NAME_RULE = "must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit"
 SCALINGS = [rule.value for rule in ScalingRule]
+GROUP_KEYS = ("sd_scale", "sd_df", "sd_scales", "correlation_eta")
 RENAMED_IN_MODEL = {"kind": "family"}
 RENAMED_IN_ALGORITHM = {"family": "covariance"}
 
@@ -95,7 +104,8 @@ def parse_study(text: str, *, allow_models: Collection[str] = ()) -> Study:
     page.finish()
     family = model.family
     if family is not None and family.scales_outcome and study.outcome_rule == ScalingRule.NONE:
-        for key in ("scale", "intercept_scale", *family.extra_scales(outcome_is_scaled=False)):
+        for_groups = ["sd_scale"] if study.prior is not None and study.prior.group is not None else []
+        for key in ("scale", "intercept_scale", *for_groups, *family.extra_scales(outcome_is_scaled=False)):
             if not prior_section.has(key):
                 page.problem(("prior", key), NO_DEFAULT)
     page.finish()
@@ -202,9 +212,27 @@ def _prior(top: Section, section: Section, model: ModelChoice) -> PriorChoice | 
     chosen = tuple((key, section.positive(key, default)) for key, default in extra.items())
     single = section.section("scales")
     scales = tuple((name, single.required_positive(name)) for name in sorted(single.names()))
+    group = _group_prior(section, model)
     if family is not None:  # otherwise the keys are not known
         section.close()
-    return PriorChoice(scale, intercept, chosen, scales)
+    return PriorChoice(scale, intercept, chosen, scales, group)
+
+
+def _group_prior(section: Section, model: ModelChoice) -> GroupPriorChoice | None:
+    """The keys for the effects that vary between groups."""
+    try:
+        has_groups = model.formula is not None and bool(parse_formula(model.formula).groups)
+    except StudyError:  # said when the formula is checked
+        section.ignore(*GROUP_KEYS)
+        return None
+    if not has_groups:
+        for key in GROUP_KEYS:
+            section.refuse(key, "it is for formulas with group terms such as `(1 | ward)`")
+        return None
+    sd_scale, sd_df = section.positive("sd_scale", SD_SCALE), section.positive("sd_df", None)
+    eta, single = section.positive("correlation_eta", CORRELATION_ETA), section.section("sd_scales")
+    sd_scales = tuple((name, single.required_positive(name)) for name in sorted(single.names()))
+    return GroupPriorChoice(sd_scale, sd_df, eta, sd_scales)
 
 
 def _algorithm(section: Section, model: ModelChoice) -> AlgorithmChoice:

@@ -9,21 +9,22 @@ from dataclasses import replace
 import numpy as np
 
 from cavity.algorithms import PVI
-from cavity.core import Algorithm, Model, Schedule
+from cavity.core import Algorithm, Schedule
 from cavity.core.progress import Watcher
 from cavity.distributions.forms import Form, gaussian_class
 from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
 from cavity.study import registry
 from cavity.study.building import design_scaling
-from cavity.study.columns import Column, Missing, ScalingRule
+from cavity.study.columns import Column, Missing, ScalingRule, Text
 from cavity.study.encoding import FormulaEncoding, is_reversible
 from cavity.study.families import Family, make_family
 from cavity.study.findings import refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.guessing import RawColumn, guess_predictor
 from cavity.study.models import formula_model
-from cavity.study.priors import PriorChoice
+from cavity.study.nesting import CROSSED, REMEDY, crossed
+from cavity.study.priors import CORRELATION_ETA, SD_SCALE, GroupPriorChoice, PriorChoice
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, scaling_from, sums_of
 from cavity.study.table import Table, as_table
@@ -46,8 +47,12 @@ def regression(
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
+    sd_scale: Real | None = None,
+    sd_df: Real | None = None,
+    sd_scales: Mapping[str, Real] | None = None,
+    correlation_eta: Real | None = None,
     covariance: Form = None,
-    method: Callable[[Model], Algorithm] = PVI,
+    method: Callable[..., Algorithm] = PVI,
     schedule: Schedule | None = None,
     rounds: int | None = None,
     tolerance: float = 1e-6,
@@ -60,7 +65,9 @@ def regression(
     order; a study over a network takes them from its file, and never from a site.
 
     Args:
-        formula: such as `"outcome ~ rx * age + log(dose)"`; names with spaces go between backticks.
+        formula: such as `"outcome ~ rx * age + log(dose)"`; names with spaces go between backticks. `(1 | ward)` and
+            `(age | ward)` are effects that vary between groups, each of which is at one client; `(1 | client)` between
+            clients.
         frames: client -> data frame, or dict of columns.
         family: of the outcome: "gaussian" (or "linear"), "bernoulli" ("logistic"), "categorical" ("softmax") or
             "poisson"; or a `cavity.study.Family` with its settings.
@@ -80,6 +87,11 @@ def regression(
             the prior is N(mean, (scale sd)^2) with the mean and sd of the outcome, and None is 2.5; otherwise it is
             N(0, scale^2), and None is 10.
         prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level.
+        sd_scale: the standard deviations of effects that vary between groups have half-normal priors of this scale;
+            None is 2.5. It is in the units of `prior_scale`, per standard deviation of a number and per level.
+        sd_df: makes these priors half-t with so many degrees of freedom.
+        sd_scales: the scale of single standard deviations, by effect (`"1|ward"`), in the units of the data.
+        correlation_eta: the prior of correlations is LKJ(eta); None is 2, and 1 is uniform.
         covariance: the form of the Gaussian posterior, "full" or "diagonal"; None chooses by the number of
             coefficients.
         method: from the model to the method, such as `lambda model: FedGVI(model, Beta(0.3))`.
@@ -113,6 +125,9 @@ def regression(
     scaled = _scaling(parsed, columns, tables, rows, chosen_family, dict(column_scaling or {}), federated=federated)
     encoding = FormulaEncoding(formula, columns, scaled)
     prior = _prior(chosen_family, scaled, prior_scale, intercept_scale, dict(prior_scales or {}))
+    group = _group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
+    prior = replace(prior, group=group)
+    _refuse_crossed(encoding, rows)
     form = None if covariance is None else gaussian_class(covariance, len(encoding.design.names))
     model = formula_model(chosen_family, encoding, prior, form)
     return run(
@@ -144,6 +159,42 @@ def _prior(
     return PriorChoice(float(scale), float(intercept), extra, tuple((n, float(v)) for n, v in scales.items()))
 
 
+def _group_prior(
+    formula: Formula,
+    family: Family,
+    scaling: Scaling,
+    scale: Real | None,
+    df: Real | None,
+    scales: dict[str, Real],
+    eta: Real | None,
+) -> GroupPriorChoice | None:
+    given = {"sd_scale": scale, "sd_df": df, "correlation_eta": eta, **scales}
+    given = {name: float(value) for name, value in given.items() if value is not None}
+    if not formula.groups:
+        if given:
+            raise StudyError(f"{next(iter(given))} is for formulas with group terms such as `(1 | ward)`")
+        return None
+    for name, value in given.items():
+        if not value > 0:
+            raise StudyError(f"{name} must be positive, not {value}")
+    if family.scales_outcome and scaling.outcome is None and scale is None:
+        raise StudyError(
+            "an outcome that is not scaled has no default prior: give sd_scale in the units of the outcome, or use "
+            'scaling="federated"'
+        )
+    single = tuple((name, float(value)) for name, value in sorted(scales.items()))
+    return GroupPriorChoice(
+        given.get("sd_scale", SD_SCALE), given.get("sd_df"), given.get("correlation_eta", CORRELATION_ETA), single
+    )
+
+
+def _refuse_crossed(encoding: FormulaEncoding, rows: Mapping[str, Rows]) -> None:
+    """Raise DataError if the columns of two groups are crossed at a client."""
+    for client, own in rows.items():
+        if (pair := crossed(encoding.group_design.labels(own.values))) is not None:
+            raise DataError(f"client {client!r}: the groups '{pair[0]}' and '{pair[1]}': {CROSSED}; {REMEDY}")
+
+
 def _tables(frames: Mapping[str, object]) -> dict[str, Table]:
     if not isinstance(frames, Mapping) or not frames:
         raise DataError("give a dict with at least one client -> data frame")
@@ -169,6 +220,9 @@ def _columns(
         for client, table in tables.items():
             if name not in table.columns:
                 raise DataError(f"client {client!r}: column '{name}' not found; it has {', '.join(table.columns)}")
+        if name in formula.group_columns and name not in (*formula.predictors, *formula.group_predictors):
+            columns.append(Text(name=name, missing=missing))  # levels of groups are not agreed
+            continue
         cells = [cell for table in tables.values() for cell in table.columns[name]]
         agreed = levels.pop(name, None)
         raw = RawColumn(name, cells, None if agreed is None else tuple(map(str, agreed)), missing)
@@ -209,7 +263,7 @@ def _scaling(
     federated: bool,
 ) -> Scaling:
     """What is given, and the rest by sums over all clients, as in a study."""
-    predictors = columns[len(formula.outcomes) :]
+    predictors = [column for column in columns if column.name in formula.places]
     numeric = [c.name for c in predictors if c.is_numeric and c.name not in formula.transformed]
     outcome = formula.outcomes[0] if family.scales_outcome else None
     scaled = _given(given, (*numeric, *([] if outcome is None else [outcome])))
@@ -261,13 +315,10 @@ def _design(
     encoding: FormulaEncoding, tables: Mapping[str, Table], rows: Mapping[str, Rows]
 ) -> tuple[ScaledColumn, ...]:
     """The scaling of the columns of the formula's matrix."""
-    names, totals = encoding.design.names, []
+    totals = []
     for client, own in rows.items():
-        x, findings = encoding.matrix(own, tables[client].counted_as)
         try:
-            refuse(findings)
+            totals.append(encoding.matrix_sums(own, tables[client].counted_as))
         except DataError as error:
             raise DataError(f"client {client!r}: {error}") from None
-        if len(own):
-            totals.append(sums_of(names, dict(zip(names, x.T, strict=True)), len(own)))
-    return design_scaling(encoding, totals)
+    return design_scaling(encoding, [own for own in totals if int(own.num_rows)])

@@ -63,7 +63,8 @@ class Scaling(Record):
     Attributes:
         columns: numeric predictors, scaled before the formula computes with them.
         outcome: for families that scale it; None leaves it as it is.
-        design: the columns of the formula's matrix, computed from scaled predictors; empty leaves them as they are.
+        design: the columns of the formula's matrix, computed from scaled predictors, and then the slopes of group
+            terms, in the units of the data; empty leaves them as they are.
     """
 
     columns: tuple[ScaledColumn, ...] = ()
@@ -107,10 +108,11 @@ class Scaling(Record):
         }
 
     def apply_to_design(self, x: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n p"]:
-        """The matrix that the model computes with."""
+        """The matrix that the model computes with; columns of group terms, the last of `design`, are not in it."""
         if not self.design:
             return x
-        return (x - [column.centre for column in self.design]) / [column.scale for column in self.design]
+        design = self.design[: x.shape[1]]
+        return (x - [column.centre for column in design]) / [column.scale for column in design]
 
     def apply_to_outcome(self, y: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "n ..."]:
         """The outcomes that the model computes with."""

@@ -10,6 +10,7 @@ from cavity.study.design import Design
 from cavity.study.encoding import is_reversible
 from cavity.study.families.family import Family
 from cavity.study.formula import Formula, parse_formula
+from cavity.study.group_design import GroupDesign
 from cavity.study.part import Part
 from cavity.study.priors import PriorChoice
 from cavity.study.sections import Plain
@@ -144,7 +145,7 @@ class Study:
         The study's own rule leaves out a column inside a function, and all columns if centring them would change the
         model of the formula.
         """
-        numeric = [column for column in self.used_columns[len(self.outcome_columns) :] if column.is_numeric]
+        numeric = [column for column in self._predictor_columns if column.is_numeric]
         default = ScalingRule.NONE if self.formula is None else self.scaling
         rules = {column.name: column.scaling_rule for column in numeric}
         chosen = {name: rule for name, rule in rules.items() if rule is not None and rule != ScalingRule.NONE}
@@ -183,12 +184,23 @@ class Study:
     def design(self) -> Design:
         """The formula's matrix. Only for studies with a formula."""
         assert self.model.formula is not None
-        return Design(self.model.formula, self.used_columns[len(self.outcome_columns) :])
+        return Design(self.model.formula, self._predictor_columns)
+
+    @property
+    def group_design(self) -> GroupDesign:
+        """The effects that vary between groups. Only for studies with a formula."""
+        assert self.model.formula is not None
+        return GroupDesign(self.model.formula, self.used_columns[len(self.outcome_columns) :])
+
+    @property
+    def _predictor_columns(self) -> tuple[Column, ...]:
+        columns = self.used_columns[len(self.outcome_columns) :]
+        return tuple(c for c in columns if self.formula is None or c.name in self.formula.places)
 
     @property
     def design_names(self) -> tuple[str, ...]:
-        """The columns of the formula's matrix; none without a formula."""
-        return () if self.model.formula is None else self.design.names
+        """The columns of the formula's matrix, and the slopes that vary between groups; none without a formula."""
+        return () if self.model.formula is None else (*self.design.names, *self.group_design.slopes)
 
     @property
     def agreed_centres(self) -> dict[str, float]:

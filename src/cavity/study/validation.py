@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cavity.errors import StudyError
 from cavity.study.columns import Column, Missing, ScalingRule
+from cavity.study.encoding import FormulaEncoding
 from cavity.study.families.family import Family
 from cavity.study.formula import Formula, parse_formula
+from cavity.study.nesting import several_groups_problem
 from cavity.study.schema import Study
 
 Path = tuple[str, ...]
+FULL_ONLY = 'a formula with group terms has a posterior of full covariance; use "full"'
 
 
 def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
@@ -48,7 +52,43 @@ def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
         if name in formula.transformed and columns[name].scaling_rule not in (None, ScalingRule.NONE):
             message = f"the formula takes a function of '{name}', so it cannot be scaled: set its scaling to \"none\""
             yield ("columns", name, "scaling"), message
+    yield from _groups(study, formula)
     yield from _prior(study)
+
+
+def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
+    """Effects that vary between groups, and the columns that name these."""
+    if not formula.groups:
+        return
+    columns = {column.name: column for column in study.columns}
+    for name in formula.group_columns:
+        if (problem := columns[name].group_problem) is not None:
+            yield ("columns", name, "type"), f"'{name}' {problem}"
+            return
+        if columns[name].missing == Missing.LEVEL:
+            yield ("columns", name, "missing"), "a row without a group cannot be used; refuse or drop it"
+    if (problem := several_groups_problem(formula)) is not None:
+        yield ("model", "formula"), str(formula.refusal_at(*problem))
+        return
+    family = study.model.family
+    if family is None:
+        yield ("model", "formula"), "a model of your own takes no group terms; it has to make them itself"
+    elif study.algorithm.covariance == "diagonal":
+        yield ("algorithm", "covariance"), FULL_ONLY
+    elif study.algorithm.method == "fedgvi":
+        yield ("algorithm", "method"), "fedgvi cannot fit effects of groups; use pvi"
+    try:
+        names = study.group_design.names
+        if family is not None and study.prior is not None and study.prior.group is not None:
+            plain = replace(study.prior, scales=(), group=replace(study.prior.group, sd_scales=()))
+            family.grouped_model(FormulaEncoding(formula.text, study.used_columns), plain)
+    except StudyError as error:
+        yield ("model", "formula"), str(error)
+        return
+    group = None if study.prior is None else study.prior.group
+    for name, _ in () if group is None else group.sd_scales:
+        if name not in names:
+            yield ("prior", "sd_scales", name), f"unknown effect {name!r}; choose one of: {', '.join(names)}"
 
 
 def left_side_problem(family: Family, formula: Formula) -> str | None:

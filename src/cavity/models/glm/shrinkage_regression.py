@@ -20,7 +20,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError
 from cavity.models.glm.regression import Regression
 from cavity.models.glm.shrinkage import LOG_TWO_PI, CoefficientPrior
-from cavity.models.numpyro.globals_only import SERVER
+from cavity.models.latent_prior import SERVER
 from cavity.models.prediction import Prediction
 
 

@@ -1,183 +1,168 @@
-"""A model whose local latents are integrated out by Laplace's method: a likelihood of Z_G only.
+"""A model whose local latents are integrated out at their client: a likelihood of the global latents alone.
 
-    log p(y_u | Z_G)  ~  log p(y_u, z_u | Z_G) + l/2 log 2 pi - 1/2 log det(-H_u)       at the mode z_u given Z_G
+    log p(y_m | Z_G)  =  sum over the units u of client m of  log int p(y_u, z | Z_G) dz
 
-with H_u the Hessian in the l latents of unit u. It is exact for Gaussian units. The modes of all units are found in
-parallel, and the last two Newton steps are differentiated: the first of them gives correct first derivatives in Z_G,
-the second one correct second derivatives.
+`integration` has the rules by which the integral is computed. The likelihood is not a sum over rows. Prior times
+likelihood is the model of PVI, so a client's entry is a Gaussian of Z_G, and latents of units are in nothing that a
+client sends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import singledispatch
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import Data, LatentModel, pad
+from cavity.core import Data, LatentModel, Model, PredictiveModel
 from cavity.core.fields import as_number
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError
-from cavity.models.numpyro.globals_only import OnGlobals, prior_in
+from cavity.models.latent_prior import SERVER, prior_in
+from cavity.models.mixed.integration import MOST_LATENTS, Rule, log_marginal
+from cavity.models.numpyro.globals_only import as_rows
 from cavity.models.numpyro.latent_model import NumpyroModel
-
-LOG_2PI = 1.8378770664093453
-FIRST = 1e-3  # where the search starts: at 0 NumPyro's Binomial has a kink and a wrong gradient
-MODE_STEPS = 30
-DAMPING = 1e-3  # of the first step, as a share of the curvature
-MAX_DAMPING = 1e9
+from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
 
-def unit_modes(
-    model: LatentModel, theta: PyTree, z: Float[Array, " g"], start: Float[Array, "u l"], data: Data
-) -> Float[Array, "u l"]:
-    """The mode of each unit's latents given Z_G, by Newton's method with damping per unit."""
+class MarginalModel(PredictiveModel):
+    """A model with local latents as prior and marginal likelihood of its global latents.
 
-    def value(local: Array) -> Array:
-        found = model.log_joint(theta, z, local, data, jax.random.key(0))
-        return jnp.where(jnp.isnan(found), -jnp.inf, found)
-
-    def step(_: int | Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        local, best, damping = state
-        gradient, curvature = unit_derivatives(model, theta, z, local, data)
-        trial = local + _solve(_raised(curvature, damping), gradient)
-        there = value(trial)
-        better = there >= best
-        local = jnp.where(better[:, None], trial, local)
-        damping = jnp.clip(jnp.where(better, damping / 10.0, damping * 4.0), 0.0, MAX_DAMPING)
-        return local, jnp.where(better, there, best), damping
-
-    first = (start, value(start), jnp.full(start.shape[:1], DAMPING, start.dtype))
-    return jax.lax.fori_loop(0, MODE_STEPS, step, first)[0]
-
-
-def unit_derivatives(
-    model: LatentModel, theta: PyTree, z: Float[Array, " g"], local: Float[Array, "u l"], data: Data
-) -> tuple[Float[Array, "u l"], Float[Array, "u l l"]]:
-    """Gradient and negative Hessian of each unit's log joint density in its own latents; units do not mix."""
-
-    def slope(local: Array) -> Array:
-        return jax.grad(lambda local: jnp.sum(model.log_joint(theta, z, local, data, jax.random.key(0))))(local)
-
-    def along(direction: Array) -> Array:
-        return jax.jvp(slope, (local,), (jnp.broadcast_to(direction, local.shape),))[1]
-
-    columns = jax.vmap(along)(jnp.eye(local.shape[1], dtype=local.dtype))
-    return slope(local), -jnp.moveaxis(columns, 0, 2)
-
-
-def _raised(curvature: Float[Array, "u l l"], damping: Float[Array, " u"]) -> Float[Array, "u l l"]:
-    """The curvature made positive definite: absolute eigenvalues, increased by a share of them."""
-    values, vectors = jnp.linalg.eigh(curvature)
-    raised = jnp.abs(values) * (1.0 + damping[:, None]) + jnp.finfo(values.dtype).tiny
-    return jnp.einsum("uij,uj,ukj->uik", vectors, raised, vectors)
-
-
-def _solve(matrix: Float[Array, "u l l"], right: Float[Array, "u l"]) -> Float[Array, "u l"]:
-    return right / matrix[..., 0] if right.shape[1] == 1 else jnp.linalg.solve(matrix, right[..., None])[..., 0]
-
-
-def log_marginal(
-    model: LatentModel, theta: PyTree, z: Float[Array, " g"], start: Float[Array, "u l"], data: Data
-) -> Float[Array, " u"]:
-    """Log p(y_u | Z_G) of each unit by Laplace's method; twice differentiable in Z_G."""
-    num_local = start.shape[1]
-    if num_local == 0:
-        return model.log_joint(theta, z, start, data, jax.random.key(0))
-    fixed = jax.lax.stop_gradient
-    local = fixed(unit_modes(model, fixed(theta), fixed(z), start, fixed(data)))
-    for _ in range(2):
-        gradient, curvature = unit_derivatives(model, theta, z, local, data)
-        local = local + _solve(curvature, gradient)
-    joint = model.log_joint(theta, z, local, data, jax.random.key(0))
-    _, curvature = unit_derivatives(model, theta, z, local, data)
-    log_det = jnp.log(curvature[:, 0, 0]) if num_local == 1 else jnp.linalg.slogdet(curvature)[1]
-    return joint + 0.5 * num_local * LOG_2PI - 0.5 * log_det
-
-
-def conditional_modes(
-    model: LatentModel, theta: PyTree, z: Float[Array, " g"], data: Data
-) -> tuple[Array, Array, Array]:
-    """Laplace's approximation of q(Z_u | Z_G) at a client: modes [u l], roots of covariances [u l l], slopes [u l g].
-
-    The slope is how the mode moves with Z_G. Rows and units are padded, so that few shapes are compiled.
+    Attributes:
+        latent: the model with its local latents.
+        prior: of Z_G where that is Gaussian, else the base of a correction, which the server owns.
+        corrected: whether there is a correction.
+        rule: how local latents are integrated out.
+        correction_weight: of the correction.
     """
-    assert data.units is not None
-    num_units = len(data.units.weight)
-    rows, units = (1 << (n - 1).bit_length() for n in (len(data.weight), num_units))
-    if num_units == len(data.weight):  # where every row is a unit, it stays one
-        units = rows
-    modes, roots, slopes = _conditional_modes(model, theta, z, pad(data, rows, units))
-    return modes[:num_units], roots[:num_units], slopes[:num_units]
 
-
-@eqx.filter_jit
-def _conditional_modes(
-    model: LatentModel, theta: PyTree, z: Float[Array, " g"], data: Data
-) -> tuple[Array, Array, Array]:
-    data = jax.tree.map(jnp.asarray, data)
-    assert data.units is not None
-    start = jnp.full((len(data.units.weight), model.local_size(data)), FIRST, z.dtype)
-    local = unit_modes(model, theta, z, start, data)
-    for _ in range(2):  # the search ends when its value changes by rounding only
-        gradient, curvature = unit_derivatives(model, theta, z, local, data)
-        local = local + _solve(_raised(curvature, jnp.zeros(len(local), local.dtype)), gradient)
-
-    def move(z: Array) -> Array:
-        gradient, curvature = unit_derivatives(model, theta, z, local, data)
-        return local + _solve(curvature, gradient)
-
-    _, curvature = unit_derivatives(model, theta, z, local, data)
-    covariance = jnp.linalg.inv(_raised(curvature, jnp.zeros(len(local), z.dtype)))
-    return local, jnp.linalg.cholesky(0.5 * (covariance + jnp.swapaxes(covariance, 1, 2))), jax.jacfwd(move)(z)
-
-
-class Marginal(OnGlobals):
-    """A NumPyro model with its units integrated out, as a likelihood of all rows of a client together."""
-
-    latent: NumpyroModel
+    latent: LatentModel
     prior: Gaussian
     corrected: bool = eqx.field(static=True)
+    rule: Rule = Rule()
     correction_weight: Float[Array, ""] = eqx.field(converter=as_number, default=1.0)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        return tuple(f"Z[{i}]" for i in range(self.latent.num_global))
+        names = self.latent.parameter_names
+        return names if len(names) == self.latent.num_global else tuple(f"Z[{i}]" for i in range(len(self._start)))
 
-    def of(self, data: Data) -> Data:
-        """A client's data in the form of this model."""
-        assert data.units is not None
-        units = Data(None, data.units.weight, data.units.num_rows)
-        return Data(self.with_flag(data.batch), np.asarray(data.weight, float), data.num_rows, units)
+    @property
+    def _start(self) -> Float[Array, " d"]:
+        return self.latent.start[0]
+
+    @property
+    def has_kinds(self) -> bool:
+        return self.latent.has_kinds
 
     def log_prob(self, theta: Float[Array, " d"], data: Data) -> Float[Array, ""]:
-        units = data.units
-        assert units is not None
-
-        def of_rows(z: Array, columns: PyTree) -> Array:
-            rows = replace(data, batch=columns)
-            start = jnp.full((len(units.weight), self.latent.local_size(rows)), FIRST, z.dtype)
-            each = log_marginal(self.latent, self.latent.theta, z, start, rows)
-            return jnp.sum(jnp.where(jnp.asarray(units.weight) > 0, each, 0.0))
-
-        return self.or_correction(theta, data.batch, jnp.sum(jnp.asarray(data.weight)), of_rows)
+        if _is_servers(data):
+            correction = self.latent.log_prior(self.latent.theta, theta) - self.prior.log_prob(theta)
+            return jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype) * correction
+        each = log_marginal(self.latent, self.latent.theta, theta, data, self.rule)
+        assert data.units is not None
+        return jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, each, 0.0))
 
     def server_entries(self) -> dict[str, Data]:
-        unit = Data(None, np.ones(1), np.asarray(1))
-        return {name: replace(row, units=unit) for name, row in super().server_entries().items()}
+        if not self.corrected:
+            return {}
+        weight = np.full(1, float(self.correction_weight))
+        return {SERVER: Data({SERVER: np.ones(1)}, weight, np.asarray(1))}
 
-    def empty_batch(self) -> dict[str, np.ndarray]:
-        return {name: np.zeros((1, *column.shape[1:]), column.dtype) for name, column in self.latent.example.items()}
+    def prepare(self, batch: PyTree) -> Data:
+        return self.latent.prepare(batch)
 
-    def prepare(self, batch: PyTree) -> PyTree:
-        raise CavityError("this model takes data that `of` has prepared from a client's data")
+    def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
+        return self.latent.unit_labels(value)
+
+    def constrain(self, theta: Float[Array, " d"]) -> PyTree:
+        """The latents in the terms of the model's author."""
+        return self.latent.constrain(self.latent.theta, theta)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return (self.rule.describe(self.latent.num_local),)
+
+    def with_order(self, order: int | None) -> MarginalModel:
+        """The same model with another rule of integration.
+
+        Args:
+            order: nodes per latent where units have one or two latents (1 is Laplace's method), the number of points
+                where they have more; None is the default.
+
+        Returns:
+            The model.
+        """
+        return replace(self, rule=Rule(order))
+
+    def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
+        expected = getattr(self.latent, "expected_outcome", None)
+        if expected is None:
+            raise CavityError(f"{type(self.latent).__name__} has no predictions")
+        draw_key, outcome_key = jax.random.split(key)
+        draws = posterior.sample(draw_key, (num_draws or DEFAULT_DRAWS,))
+        keys = jax.random.split(outcome_key, len(draws))
+        return prediction_from_draws(jax.vmap(lambda key, z: expected(None, z, x, key, None, None))(keys, draws))
 
 
-def marginal(model: NumpyroModel) -> Marginal:
-    """The model without its local latents."""
+def _is_servers(data: Data) -> bool:
+    """Whether these rows are the server's own, which have the form of no client's."""
+    return isinstance(data.batch, Mapping) and set(data.batch) == {SERVER}
+
+
+def marginal_model(model: LatentModel, *, order: int | None = None) -> MarginalModel:
+    """A model with local latents, whose clients integrate them out.
+
+    Args:
+        model: with few local latents per unit, such as `numpyro_model(...)`.
+        order: nodes of the quadrature per latent where units have one or two latents (1 is Laplace's method), the
+            number of points where they have more; None is the default.
+
+    Returns:
+        The model for PVI.
+
+    Raises:
+        CavityError: where the latents cannot be integrated out, with the reason; SFVI takes such models.
+    """
+    if model.num_local > MOST_LATENTS:
+        raise CavityError(
+            f"a unit has {model.num_local} local latents, and at most {MOST_LATENTS} can be integrated out at a "
+            "client; use SFVI"
+        )
+    if jax.tree.leaves(model.theta):
+        raise CavityError("the model has learned parameters (`numpyro.param`), which SFVI finds; or give them a prior")
+    if getattr(model, "draws_rows", False):
+        raise CavityError("a plate of the model draws rows, but the latents of a unit need all of its rows; use SFVI")
+    if order is not None and (order < 1 or (model.num_local > 2 and order != 1 and order % 2)):
+        raise CavityError(
+            f"`order` is at least 1, and even where it counts points (three or more latents), not {order}"
+        )
+    return integrated_out(model, Rule(order))
+
+
+def integrated_out(model: LatentModel, rule: Rule) -> MarginalModel:
+    """The model with its local latents integrated out by a rule, at the first values of its learned parameters."""
     prior, corrected = prior_in(FullGaussian, model)
-    return Marginal(latent=model, prior=prior, corrected=corrected)
+    return MarginalModel(latent=model, prior=prior, corrected=corrected, rule=rule)
+
+
+@singledispatch
+def with_likelihood(model: Model | LatentModel) -> Model:
+    """A model as prior and likelihood: the same, or with its local latents integrated out."""
+    return as_rows(model)
+
+
+@with_likelihood.register(LatentModel)
+def _(model: LatentModel) -> Model:
+    return marginal_model(model)
+
+
+@with_likelihood.register(NumpyroModel)
+def _(model: NumpyroModel) -> Model:
+    return marginal_model(model) if any(kind.locals_ for kind in model.kinds) else as_rows(model)

@@ -22,19 +22,14 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, LatentModel, Model, PredictiveModel, RowModel
 from cavity.core.fields import Number, as_number
-from cavity.core.types import Leaf
-from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError
 from cavity.models.glm.columns import as_mapping
+from cavity.models.latent_prior import SERVER, Family, prior_in
 from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
-
-SERVER = "(prior)"
-Family = type[FullGaussian] | type[DiagonalGaussian]
-ROUNDING = 1e-9  # of a Hessian that is the same everywhere, in double precision
 
 
 class OnGlobals(Model):
@@ -154,45 +149,3 @@ def _(model: NumpyroModel, family: Family = FullGaussian) -> Model:
         raise CavityError(f"a plate draws rows of {sites}; leave `subsample_size` out, since solvers draw batches")
     prior, corrected = prior_in(family, model)
     return GlobalsOnly(latent=model, prior=prior, corrected=corrected)
-
-
-def prior_in(family: Family, model: NumpyroModel) -> tuple[Gaussian, bool]:
-    """The prior as a member of the family and False; or where it is none, one of its width and True."""
-    with jax.enable_x64(True):
-        exact = _gaussian_prior(model)
-        corrected = exact is None or (family is DiagonalGaussian and not _is_diagonal(exact.precision))
-        if exact is None or corrected:
-            mean, scale = (np.asarray(part, float) for part in (model.begin[0], model.prior_scale))
-            member = _member(family, mean, np.diag(scale**2))
-        else:
-            member = _member(family, exact.mean, exact.covariance)
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), member), corrected  # in the program's precision
-
-
-def _member(family: Family, mean: Leaf, covariance: Leaf) -> Gaussian:
-    mean, covariance = jnp.asarray(mean, float), jnp.asarray(covariance, float)
-    return family.from_moments(mean, covariance if family is FullGaussian else jnp.diagonal(covariance))
-
-
-def _is_diagonal(matrix: Leaf) -> bool:
-    return bool(np.all(np.asarray(matrix) == np.diag(np.diagonal(matrix))))
-
-
-def _gaussian_prior(model: NumpyroModel) -> FullGaussian | None:
-    """The prior where its log density is quadratic (its Hessian the same everywhere) and it is proper; else None."""
-
-    def log_prior(z: Array) -> Array:
-        return model.log_prior(model.theta, z)
-
-    centre, scale = (jnp.asarray(part, float) for part in (model.begin[0], model.prior_scale))
-    points = centre + scale * jax.random.normal(jax.random.key(0), (4, len(centre)))
-    slopes, hessians = jax.jit(jax.vmap(lambda z: (jax.grad(log_prior)(z), jax.hessian(log_prior)(z))))(points)
-    hessians = np.asarray(hessians)
-    size = np.abs(hessians).max(axis=0)
-    if not np.isfinite(hessians).all() or (np.ptp(hessians, axis=0) > ROUNDING * size).any():
-        return None
-    precision, unit = -hessians[0], np.sqrt(np.diag(size))
-    if (unit == 0).any() or np.linalg.eigvalsh(precision / np.outer(unit, unit)).min() <= ROUNDING:
-        return None
-    mean = points[0] + jnp.linalg.solve(jnp.asarray(precision), slopes[0])
-    return FullGaussian.from_moments(mean, jnp.linalg.inv(jnp.asarray(precision)))

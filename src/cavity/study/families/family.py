@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cavity.core import Model
+from cavity.core import LatentModel, Model
 from cavity.distributions.gaussian import Gaussian
+from cavity.errors import StudyError
 from cavity.study.columns import Column
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.guessing import RawColumn
@@ -97,6 +98,15 @@ class Family(abc.ABC):
             prior: of its parameters.
             covariance: the form of the Gaussian posterior; None chooses by the number of coefficients.
         """
+
+    def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> LatentModel:
+        """The model of a formula with group terms, `(1 | ward)`, whose effects stay at the clients. Raises StudyError.
+
+        Args:
+            encoding: from a table to features, outcomes and groups.
+            prior: of its parameters.
+        """
+        raise StudyError(f"the family {self.name!r} cannot have group terms such as `(1 | ward)`")
 
     @classmethod
     def read(cls, section: Section) -> Family:

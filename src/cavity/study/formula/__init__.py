@@ -8,7 +8,7 @@ Every refusal is a StudyError that shows the position.
 To add a function of one row, add a line to `expressions.ROW_FUNCTIONS`. The grammar already reads any call with
 keywords and lists (`bs(age, knots = [40, 60])`, `offset(...)`), so another kind of call is a case in `terms.Expansion`.
 A function of columns on the left (`Surv(time, status)`) belongs to a family, which registers it in `OUTCOME_FUNCTIONS`.
-A bar in brackets, `(1 | g)`, is handled in one place, `parser._Parser._inside`.
+Effects of groups, `(1 | g)`, are in `groups`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from functools import lru_cache
 
 from cavity.errors import StudyError
 from cavity.study.formula.expressions import columns
+from cavity.study.formula.groups import CLIENT, GroupTerm, split_groups
 from cavity.study.formula.parser import parse
 from cavity.study.formula.terms import Expansion, Factor, Term
 from cavity.study.formula.tokens import refusal
 from cavity.study.formula.tree import Argument, Call, Name, Sum
 
-__all__ = ["OUTCOME_FUNCTIONS", "Factor", "Formula", "Term", "parse_formula"]
+__all__ = ["CLIENT", "OUTCOME_FUNCTIONS", "Factor", "Formula", "GroupTerm", "Term", "parse_formula"]
 
 OUTCOME_FUNCTIONS: set[str] = set()  # of columns on the left; families add theirs
 ONE_COLUMN = "there must be one column on the left; add a column to the data if it is computed"
@@ -37,11 +38,12 @@ class Formula:
         text: as it was given.
         outcomes: the columns on the left.
         outcome_function: the function of them (`Surv`); None for one column.
-        terms: on the right, without the intercept, by the number of their factors.
+        terms: on the right, without the intercept and the group terms, by the number of their factors.
         intercept: whether it has one.
-        places: the columns on the right, in their order, each with the position of its first occurrence.
+        places: the columns of these terms, in their order, each with the position of its first occurrence.
         computed_places: those of them in an expression, which must be numbers, in the same way.
         transformed: those of them in a function or below a fraction line, which must not be scaled before.
+        groups: the group terms, in their order.
     """
 
     text: str
@@ -52,16 +54,27 @@ class Formula:
     places: dict[str, int]
     computed_places: dict[str, int]
     transformed: tuple[str, ...]
+    groups: tuple[GroupTerm, ...] = ()
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """The columns on the right, in their order."""
+        """The columns on the right, in their order, without those of group terms."""
         return tuple(self.places)
 
     @property
+    def group_predictors(self) -> tuple[str, ...]:
+        """The columns whose effects vary between groups, in their order."""
+        return tuple(dict.fromkeys(name.name for term in self.groups for name, _ in term.columns))
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns that name the groups, in their order; the client itself is no column."""
+        return tuple(dict.fromkeys(term.group for term in self.groups if not term.is_client))
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        """All columns, those of the outcome first."""
-        return (*self.outcomes, *self.predictors)
+        """All columns, those of the outcome first, those of groups last."""
+        return tuple(dict.fromkeys((*self.outcomes, *self.predictors, *self.group_predictors, *self.group_columns)))
 
     @property
     def computed(self) -> tuple[str, ...]:
@@ -83,6 +96,7 @@ def parse_formula(text: str) -> Formula:
     left, right = parse(text)
     expansion = Expansion(text)
     function, outcomes = _outcome(text, left, expansion)
+    right, groups = split_groups(text, right, outcomes, expansion)
     terms = expansion.right(right)
     places: dict[str, int] = {}
     computed: dict[str, int] = {}
@@ -101,7 +115,9 @@ def parse_formula(text: str) -> Formula:
         raise refusal(text, places[both[0]], f"the outcome '{both[0]}' is also on the right; remove it there")
     with_factors = tuple(term for term in terms if term.factors)
     intercept = len(with_factors) < len(terms)
-    return Formula(text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed))
+    return Formula(
+        text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed), tuple(groups)
+    )
 
 
 def _outcome(text: str, left: Sum, expansion: Expansion) -> tuple[str | None, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from cavity.study.formula.tokens import refusal
-from cavity.study.formula.tree import Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
+from cavity.study.formula.tree import Bar, Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
 
 ROW_FUNCTIONS: Mapping[str, Callable[..., np.ndarray | np.float64]] = {
     "I": lambda value: value,
@@ -59,7 +59,7 @@ def check(text: str, node: Node) -> None:
             check(text, base)
         case Call():
             _check_call(text, node)
-        case Items() | Sum():
+        case Items() | Sum() | Bar():
             raise refusal(text, node.at, "a list is not a number")
 
 
@@ -98,7 +98,7 @@ def write(node: Node, least: int = _SUM, *, quote: bool = False) -> str:
             rank = _SUM if rest[0][0] in "+-" else _PRODUCT
             parts = (f" {operator} {write(part, rank + 1, quote=quote)}" for operator, part in rest)
             text = write(first, rank, quote=quote) + "".join(parts)
-        case Items() | Sum():
+        case Items() | Sum() | Bar():
             raise TypeError(f"a {type(node).__name__} is not an expression")
     return f"({text})" if rank < least else text
 

@@ -5,7 +5,8 @@
     product     = interaction {("*" | "/" | "%in%") interaction}
     interaction = power {":" power}
     power       = atom [("**" | "^") power]
-    atom        = name | number | call | "{" value "}" | "(" sum ")" | "[" sum "]"
+    atom        = name | number | call | "{" value "}" | "(" sum ")" | "[" sum "]" | bar
+    bar         = "(" sum ("|" | "||") name ")"
 
     call        = name "(" [argument {"," argument} [","]] ")"
     argument    = [name "="] (value | items)
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cavity.study.formula.tokens import Token, refusal, tokenize
-from cavity.study.formula.tree import Argument, Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
+from cavity.study.formula.tree import Argument, Bar, Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
 
 MAX_DEPTH = 30
 CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -51,7 +52,9 @@ class _Parser:
         self._expect("~")
         right = Sum((), at=self._token.at) if self._token.kind == "end" else self._sum()
         if self._sees("|", "||"):
-            raise self._refused("`|` is not available; give one set of predictors")
+            raise self._refused(
+                "`|` is not available here; give one set of predictors, and effects of groups in brackets"
+            )
         if self._token.kind != "end":
             raise self._unexpected(", where an operator or the end should be")
         return left, right
@@ -106,10 +109,30 @@ class _Parser:
             return self._name_or_call()
         if self._sees("{"):
             return Braces(self._inside("{", self._value), at=token.at)
-        if self._sees("(", "["):
-            inner = self._inside(token.text, self._sum)
-            return inner.parts[0][1] if len(inner.parts) == 1 and inner.parts[0][0] == "+" else inner
+        if self._sees("("):
+            return self._inside("(", self._terms_or_bar)
+        if self._sees("["):
+            return _unwrapped(self._inside("[", self._sum))
         raise self._unexpected()
+
+    def _terms_or_bar(self) -> Node:
+        at, terms = self._tokens[self._next - 1].at, self._sum()
+        if not self._sees("|", "||"):
+            return _unwrapped(terms)
+        correlated, token = self._take().text == "|", self._token
+        group = self._name_or_call() if token.kind in ("name", "quoted") else None
+        match group:
+            case Name() if self._sees(")"):
+                return Bar(terms, group, correlated, at=at)
+        if self._sees("/", ":", "+", "%in%", "*"):
+            raise self._refused(
+                "one column on the right of the bar; write one term for each, as in `(1 | a) + (1 | b)`"
+            )
+        if group is None:
+            raise self._unexpected(", where the column of the groups should be, as in `(1 | ward)`")
+        if self._token.kind == "end":
+            raise self._unexpected(", where `)` should be")
+        raise refusal(self._text, token.at, "the right of the bar is one column, as in `(1 | ward)`")
 
     # numbers
 
@@ -185,7 +208,7 @@ class _Parser:
         self._expect(opening)
         found = self._deeper(read)
         if self._sees("|", "||"):
-            raise self._refused("random effects such as `(1 | ward)` are not available yet")
+            raise self._refused("effects of groups go between round brackets, as in `(1 | ward)`")
         self._expect(CLOSING[opening])
         return found
 
@@ -224,3 +247,8 @@ class _Parser:
 
     def _refused(self, reason: str) -> Exception:
         return refusal(self._text, self._token.at, reason)
+
+
+def _unwrapped(terms: Sum) -> Node:
+    """What is in brackets: one term is that term."""
+    return terms.parts[0][1] if len(terms.parts) == 1 and terms.parts[0][0] == "+" else terms

@@ -14,7 +14,7 @@ from math import prod
 from cavity.errors import StudyError
 from cavity.study.formula.expressions import check, write
 from cavity.study.formula.tokens import refusal
-from cavity.study.formula.tree import Braces, Call, Chain, Name, Node, Number, Power, Sum
+from cavity.study.formula.tree import Bar, Braces, Call, Chain, Name, Node, Number, Power, Sum
 
 MAX_TERMS = 2_000
 MAX_FACTORS = 20  # of one term
@@ -50,7 +50,7 @@ class Term:
 
     factors: tuple[Factor, ...]
     numbers: tuple[str, ...]
-    at: int
+    at: int = field(compare=False)
 
     @cached_property
     def key(self) -> frozenset[str]:
@@ -116,6 +116,9 @@ class Expansion:
                 for operator, part in rest:
                     found = self._operation(operator, found, self._expanded(part), part.at)
                 return found
+            case Bar():
+                message = "effects of groups can only be added to the formula, as in `y ~ x + (1 | ward)`"
+                raise self._refused(node.at, message)
         raise self._refused(node.at, "this is not a term")
 
     def _sum(self, tree: Sum, start: Terms) -> Terms:

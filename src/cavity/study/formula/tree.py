@@ -101,4 +101,13 @@ class Braces(Place):
     value: Node
 
 
-Node = Name | Number | Chain | Sum | Power | Signed | Call | Items | Braces
+@dataclass(frozen=True)
+class Bar(Place):
+    """`(terms | group)`: effects that vary between groups; correlated, or independent with `||`."""
+
+    terms: Sum
+    group: Name
+    correlated: bool
+
+
+Node = Name | Number | Chain | Sum | Power | Signed | Call | Items | Braces | Bar

@@ -1,0 +1,118 @@
+"""Effects that vary between groups: `(1 | ward)`, `(age | ward)`, `(0 + age | ward)`, `(age || ward)`, `(1 | client)`.
+
+As in lme4 and bambi: an intercept is added unless it is removed, the effects of one bar are correlated, and `||` makes
+all of them independent. The group is a column whose levels are not declared, or, without backticks, `client`: the
+client itself. A column of that name goes between backticks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cavity.study.formula.expressions import columns, write
+from cavity.study.formula.terms import Expansion, Factor, Term
+from cavity.study.formula.tokens import refusal
+from cavity.study.formula.tree import Bar, Braces, Name, Node, Sum
+
+CLIENT = "client"
+MAX_GROUP_TERMS = 20
+
+
+@dataclass(frozen=True)
+class GroupTerm:
+    """The effects of one bar.
+
+    Attributes:
+        terms: with factors; the intercept is not one of them.
+        intercept: whether it has one.
+        correlated: whether its effects are.
+        group: the column of the groups, or `client`.
+        is_client: whether the group is the client itself, and no column.
+        at: the position of its bracket in the formula.
+        group_at: that of the group.
+    """
+
+    terms: tuple[Term, ...]
+    intercept: bool
+    correlated: bool
+    group: str
+    is_client: bool
+    at: int = field(compare=False)
+    group_at: int = field(compare=False)
+
+    @property
+    def columns(self) -> Iterator[tuple[Name, bool]]:
+        """The columns of its terms in their order, each with whether an expression computes with it."""
+        for node in (factor.node for term in self.terms for factor in term.factors):
+            for name, _ in columns(node):
+                yield name, name is not node
+
+    def __str__(self) -> str:
+        """As a formula has it: parsing this gives the same term."""
+        parts = ["1" if self.intercept else "0"]
+        parts += [":".join([*term.numbers, *map(_written, term.factors)]) for term in self.terms]
+        group = CLIENT if self.is_client else _quoted(self.group)
+        return f"({' + '.join(parts)} {'|' if self.correlated else '||'} {group})"
+
+
+def split_groups(text: str, right: Sum, outcomes: tuple[str, ...], expansion: Expansion) -> tuple[Sum, list[GroupTerm]]:
+    """The right side without its group terms, and these. Raises StudyError.
+
+    Args:
+        text: of the formula.
+        right: its right side.
+        outcomes: the columns on the left.
+        expansion: of this formula.
+    """
+    rest: list[tuple[str, Node]] = []
+    found: list[GroupTerm] = []
+    for sign, part in right.parts:
+        match part:
+            case Bar() if sign == "-":
+                raise refusal(text, part.at, "effects of groups cannot be removed; leave the term out")
+            case Bar():
+                found.append(_group_term(text, part, outcomes, expansion))
+            case _:
+                rest.append((sign, part))
+    if len(found) > MAX_GROUP_TERMS:
+        raise refusal(text, found[MAX_GROUP_TERMS].at, f"the formula has more than {MAX_GROUP_TERMS} group terms")
+    return Sum(tuple(rest), at=right.at), found
+
+
+def _group_term(text: str, bar: Bar, outcomes: tuple[str, ...], expansion: Expansion) -> GroupTerm:
+    terms = expansion.right(bar.terms)
+    with_factors = tuple(term for term in terms if term.factors)
+    intercept = len(with_factors) < len(terms)
+    if not terms:
+        raise refusal(text, bar.at, "this group term has no effects; write `(1 | ward)` for an intercept")
+    for term in with_factors:
+        if not any(True for factor in term.factors for _ in columns(factor.node)):
+            raise refusal(text, term.at, "this has no column; a constant is the intercept")
+    is_client = bar.group.name == CLIENT and not bar.group.quoted
+    found = GroupTerm(
+        with_factors, intercept, bar.correlated, bar.group.name, is_client, at=bar.at, group_at=bar.group.at
+    )
+    for name, _ in found.columns:
+        if name.name in outcomes:
+            raise refusal(text, name.at, f"the outcome '{name.name}' is also on the right; remove it there")
+        if name.name == bar.group.name and not is_client:
+            raise refusal(text, name.at, f"'{name.name}' cannot be an effect and the group of the same term")
+    if bar.group.name in outcomes and not is_client:
+        raise refusal(text, bar.group.at, f"the outcome '{bar.group.name}' cannot be the group")
+    return found
+
+
+def _written(factor: Factor) -> str:
+    match factor.node:
+        case Name(name=name, quoted=quoted):
+            return _quoted(name) if quoted else name
+        case Braces(value=value):
+            return f"{{{write(value)}}}"
+        case node:
+            return write(node)
+
+
+def _quoted(name: str) -> str:
+    is_plain = name.isidentifier() and name != CLIENT
+    return name if is_plain else f"`{name}`"
