@@ -127,7 +127,7 @@ def test_a_client_is_warned_before_it_sends():
     assert "6 pseudo-observations for 12 rows, 1 of them nearer to a row" in remark  # to a third row, not of its pair
 
 
-def test_a_union_goes_by_letter():
+def test_a_union_is_sent_over_the_protocol():
     """What a client receives is longer than the prior; any other shape is refused."""
     model = gp.fixed(np.linspace(-3, 3, 6)[:, None], Decoupled(6), jitter=1e-6)
     x, y = gp.rows(24)
