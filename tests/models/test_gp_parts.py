@@ -130,7 +130,7 @@ def test_a_client_is_warned_before_it_sends():
 
 
 @thorough
-def test_a_union_goes_by_letter():
+def test_a_union_is_sent_over_the_protocol():
     """What a client receives is longer than the prior; any other shape is refused."""
     model = gp.fixed(np.linspace(-3, 3, 6)[:, None], Decoupled(6), jitter=1e-6)
     x, y = gp.rows(24)
