@@ -163,9 +163,9 @@ def test_fixed_points_do_not_depend_on_damping(schedule, damping):
     assert scenarios.gaussian_kl(np.asarray(q.mean), np.asarray(q.covariance), *reference) < 1e-5
 
 
-def rounds_until(damping, rate, goal=1e-4, most=200):
+def rounds_until(damping, rate, goal=1e-5, most=200):
     """Rounds of an error e <- (1 - x (1 - rate)) e with exponent x; the gap is its square before the round."""
-    error, state = 1.0, damping.init()
+    error, state = 0.4, damping.init()
     for i in range(most):
         if error**2 < goal:
             return i

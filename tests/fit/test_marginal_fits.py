@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cavity
+from cavity.aggregation import Fixed
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics
 from cavity.evaluation.integration import integration_error
@@ -177,3 +178,28 @@ def test_what_cannot_be_integrated_out_is_refused():
 
     with pytest.raises(CavityError, match="learned"):
         marginal_model(numpyro_model(learned, {"y": np.zeros(3)}))
+
+
+@pytest.mark.slow
+def test_one_unit_per_client_with_a_vague_prior():
+    """Eight schools over eight clients: undamped rounds never end, since a factor has negative precision in log tau."""
+    effect = np.array([28.39, 7.94, -2.75, 6.82, -0.64, 0.63, 18.01, 12.16])
+    error = np.array([14.9, 10.2, 16.3, 11.0, 9.4, 11.4, 10.4, 17.6])
+
+    def schools(effect, error):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 100.0))
+        log_tau = numpyro.sample("log_tau", dist.Normal(np.log(5.0), 4.0))
+        with numpyro.plate("schools", len(error)):
+            own = numpyro.sample("own", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(mu + jnp.exp(log_tau) * own, error), obs=effect)
+
+    model = numpyro_model(schools, {"effect": effect, "error": error})
+    pooled = cavity.run(cavity.PVI(model), {"all": {"effect": effect, "error": error}}, tolerance=1e-9).posterior
+    each = {f"school {i}": {"effect": effect[i : i + 1], "error": error[i : i + 1]} for i in range(8)}
+    kl = {"kl": lambda q: diagnostics.kl(q, pooled)}
+    undamped = cavity.run(cavity.PVI(model, damping=Fixed(1.0)), each, rounds=12, tolerance=0.0, metrics=kl)
+    assert min(record["kl"] for record in undamped.history) > 0.1
+    fit = cavity.run(cavity.PVI(model), each, rounds=12, tolerance=0.0, metrics=kl)
+    assert min(record["kl"] for record in fit.history[:7]) < 1e-2
+    assert fit.history[-1]["kl"] < 1e-3
+    assert min(float(np.asarray(entry.precision)[1, 1]) for entry in fit.server.entries.values()) < 0

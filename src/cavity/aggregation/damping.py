@@ -97,6 +97,7 @@ class ProbingState(eqx.Module):
         previous: the sum of all clients' gaps at the end of the last round.
         ratio: by how much the sum changed in the round before a probe; infinite while there is no probe.
         failed: whether a smaller exponent has been tried and was no better.
+        ceiling: up to which the exponent recovers.
         replies: how many replies this round has so far.
     """
 
@@ -104,6 +105,7 @@ class ProbingState(eqx.Module):
     previous: float | Leaf
     ratio: float | Leaf
     failed: bool | Leaf
+    ceiling: float | Leaf
     replies: int | Leaf
 
 
@@ -114,22 +116,27 @@ class Probing(Damping):
     nearly as much as they correct: with an error multiplied by r in a round, r = -0.95, an exponent e multiplies it by
     1 - e (1 - r), which is 0.025 for e = 1/2. Where r is near 1 instead, a smaller exponent is worse. Gaps are squares
     of errors and do not show the sign of r, so it is tried: half the exponent is kept if the gaps shrink faster with
-    it, and taken back if not.
+    it, and taken back if not. Where gaps grew, half the exponent is what it recovers to; this ceiling rises slowly. In
+    the first rounds, far from the fixed point, nothing is tried and there is no ceiling.
 
     Attributes:
         smallest: the gaps alone never drive the exponent below this.
-        recovery: the factor by which the exponent grows after a round in which the gaps shrank fast.
+        recovery: the factor by which the exponent grows after a round that did better.
         slow: the gaps shrink slowly if their sum is multiplied by more than this in a round.
-        fast: and fast, if by less than this.
+        fast: they shrink fast if by less than this; then another try may follow one that failed.
+        near: nats per client, below which rounds are near the fixed point.
+        rise: of the ceiling in a round.
     """
 
     smallest: float = 0.05
     recovery: float = 1.25
     slow: float = 0.5
     fast: float = 0.2
+    near: float = 0.25
+    rise: float = 1.05
 
     def init(self) -> ProbingState:
-        return ProbingState(1.0, float("inf"), float("inf"), False, 0)
+        return ProbingState(1.0, float("inf"), float("inf"), False, 1.0, 0)
 
     def choose(self, state: ProbingState, gaps: Leaf, staleness: Leaf) -> tuple[Leaf, ProbingState]:
         total, replies = jnp.sum(gaps), state.replies + len(staleness)
@@ -138,17 +145,17 @@ class Probing(Damping):
         ratio = jnp.where(jnp.isfinite(state.previous), ratio, 0.0)
         exponent = jnp.asarray(state.exponent, total.dtype)
         halved = jnp.maximum(exponent / 2, jnp.minimum(exponent, self.smallest))
-        recovered = jnp.minimum(exponent * self.recovery, 1.0)
-        is_probe = jnp.isfinite(state.ratio)
-        is_worse = is_probe & (ratio >= state.ratio)
-        starts = ~is_probe & ~jnp.asarray(state.failed) & (ratio > self.slow)
-        judged = jnp.where(ratio > 1, halved, jnp.where(ratio < self.fast, recovered, exponent))
-        judged = jnp.where(starts, halved, judged)
-        judged = jnp.where(is_worse & (ratio <= 1), jnp.minimum(2 * exponent, 1.0), judged)
-        failed = jnp.where(is_worse, True, jnp.asarray(state.failed) & (ratio >= self.fast))
-        probed = jnp.where(starts & (ratio <= 1), ratio, jnp.inf)
-        new = ProbingState(judged, total, probed, failed, 0)
-        old = ProbingState(exponent, state.previous, state.ratio, state.failed, replies)
+        failed, is_near = jnp.asarray(state.failed), total < self.near * len(gaps)
+        is_probe, is_fast, grows = jnp.isfinite(state.ratio), ratio < self.fast, ratio > 1
+        is_worse, is_kept = is_probe & (ratio >= state.ratio), is_probe & (ratio < state.ratio)
+        starts = ~is_probe & ~failed & ~grows & (ratio > self.slow) & is_near
+        ceiling = jnp.minimum(state.ceiling * self.rise, 1.0)
+        ceiling = jnp.where(grows & is_near, halved, jnp.where(is_kept, exponent, ceiling))
+        judged = jnp.where(grows | starts, halved, jnp.minimum(exponent * self.recovery, ceiling))
+        judged = jnp.where(is_worse & ~grows, jnp.minimum(2 * exponent, 1.0), judged)
+        failed = is_worse | (failed & ~is_fast)
+        new = ProbingState(judged, total, jnp.where(starts, ratio, jnp.inf), failed, ceiling, 0)
+        old = ProbingState(exponent, state.previous, state.ratio, state.failed, state.ceiling, replies)
         chosen = jax.tree.map(lambda n, o: jnp.asarray(jnp.where(whole, n, o)), new, old)
         return jnp.full(len(staleness), chosen.exponent), chosen
 
