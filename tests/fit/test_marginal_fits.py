@@ -60,7 +60,7 @@ def log_posterior(z, data):
 
 def exact(data):
     """Mean and sd of level, slope and log between on a grid around the posterior."""
-    axes = [np.linspace(0.2, 1.9, 31), np.linspace(0.1, 0.9, 31), np.linspace(-1.2, 1.0, 41)]
+    axes = [np.linspace(0.2, 1.9, 31), np.linspace(0.1, 0.9, 31), np.linspace(-3.0, 1.2, 71)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
     log_p = log_posterior(grid, data)
     weight = np.exp(log_p - log_p.max())
@@ -86,7 +86,7 @@ def test_it_is_near_the_exact_posterior(fit):
     assert fit.converged
     mean, sd = exact(columns())
     q = fit.posterior
-    np.testing.assert_allclose(np.asarray(q.mean), mean, atol=0.05 * sd.max())
+    np.testing.assert_allclose((np.asarray(q.mean) - mean) / sd, 0.0, atol=0.05)
     np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.06)
 
 
@@ -110,7 +110,7 @@ def test_the_summary_says_how_latents_were_integrated_out(fit):
 def test_the_verdict_is_known(fit):
     assert fit.verdict.verdict in ("exact for practical purposes", "good", "rough")
     mean, sd = exact(columns())
-    np.testing.assert_allclose(list(fit.verdict.means.values()), mean, atol=0.05 * sd.max())
+    np.testing.assert_allclose((np.array(list(fit.verdict.means.values())) - mean) / sd, 0.0, atol=0.05)
 
 
 def test_a_client_sees_its_units(fit):
