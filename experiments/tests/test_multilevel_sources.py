@@ -16,6 +16,7 @@ LOADERS = {
     "six_cities": (sources.six_cities, "six_cities_ohio/ohio.csv.gz"),
     "radon": (sources.radon, "radon/radon_mn.csv.gz"),
     "contraception": (sources.contraception, "multilevel/Contraception.csv.gz"),
+    "toenail": (sources.toenail, "multilevel/toenail.csv.gz"),
     "newsgroups": (sources.newsgroups, "newsgroups20/20news_bow.npz"),
 }
 
@@ -48,6 +49,16 @@ def test_six_cities():
     }
     assert len(visit) == len(rows) == 2_148
     assert all(visit[row["id"], float(row["age"])] == (float(row["smoke"]), int(row["resp"])) for row in rows)
+
+
+@needs_data
+def test_toenail():
+    data = sources.toenail()
+    rows = rows_of("multilevel/toenail.csv.gz")
+    assert data.patient.shape == data.treated.shape == data.time.shape == data.infected.shape == (1_908,)
+    assert data.patient.tolist() == [int(row["patientID"]) for row in rows]
+    assert data.infected.sum() == sum(row["outcome"] == "moderate or severe" for row in rows)
+    assert data.time.tolist() == [float(row["time"]) for row in rows]
 
 
 @needs_data

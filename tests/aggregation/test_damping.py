@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import cavity
 from cavity import ledger
-from cavity.aggregation import Adaptive, Fixed
+from cavity.aggregation import Adaptive, Fixed, Probing
 from cavity.core.messages import ClientUpdate, Reply, Report
 from cavity.distributions import DiagonalGaussian
 from cavity.errors import CavityError
@@ -157,3 +157,31 @@ def test_fixed_points_do_not_depend_on_damping(schedule, damping):
     reference = scenarios.gaussian_optimum(scenario, mean_field=False)
     q = fit.posterior
     assert scenarios.gaussian_kl(np.asarray(q.mean), np.asarray(q.covariance), *reference) < 1e-5
+
+
+def rounds_until(damping, rate, goal=1e-5, most=200):
+    """Rounds of an error e <- (1 - x (1 - rate)) e with exponent x; the gap is its square before the round."""
+    error, state = 0.4, damping.init()
+    for i in range(most):
+        if error**2 < goal:
+            return i
+        exponents_, state = damping.choose(state, np.array([error**2]), np.zeros(1))
+        error *= 1 - float(exponents_[0]) * (1 - rate)
+    return most
+
+
+@pytest.mark.parametrize("rate", [-0.97, -0.9, -0.8])
+def test_probing_notices_that_rounds_overshoot(rate):
+    undamped, probing = rounds_until(Fixed(1.0), rate), rounds_until(Probing(), rate)
+    assert undamped > 20
+    assert probing <= 12
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.8, 0.95])
+def test_probing_costs_little_where_rounds_do_not_overshoot(rate):
+    assert rounds_until(Probing(), rate) <= rounds_until(Fixed(1.0), rate) + 3
+
+
+def test_probing_backs_off_where_gaps_grow():
+    assert rounds_until(Probing(), -1.3) < 40
+    assert rounds_until(Fixed(1.0), -1.3) == 200

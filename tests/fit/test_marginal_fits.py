@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cavity
+from cavity.aggregation import Fixed
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics
 from cavity.evaluation.integration import integration_error
@@ -44,24 +45,24 @@ def clients():
 
 
 def log_posterior(z, data):
-    """By hand: the groups' rows have the covariance NOISE^2 I + between^2 11'."""
-    level, slope, log_between = z
+    """By hand, at many points z [s, 3]: a group's rows have the covariance NOISE^2 I + between^2 11'."""
+    level, slope, log_between = z.T
     between = np.exp(log_between)
     found = -0.5 * (level**2 + slope**2) / 25 - 0.5 * (between / 2.0) ** 2 + log_between
     for group in np.unique(data["group"]):
         mine = data["group"] == group
-        rest = data["y"][mine] - level - slope * data["x"][mine]
-        covariance = NOISE**2 * np.eye(mine.sum()) + between**2
-        _, log_det = np.linalg.slogdet(covariance)
-        found += -0.5 * rest @ np.linalg.solve(covariance, rest) - 0.5 * log_det
+        rest = data["y"][mine] - level[:, None] - slope[:, None] * data["x"][mine]
+        whole = NOISE**2 + mine.sum() * between**2
+        square = np.sum(rest**2, axis=1) - np.sum(rest, axis=1) ** 2 * between**2 / whole
+        found += -0.5 * square / NOISE**2 - 0.5 * np.log(whole)
     return found
 
 
 def exact(data):
     """Mean and sd of level, slope and log between on a grid around the posterior."""
-    axes = [np.linspace(0.2, 1.9, 31), np.linspace(0.1, 0.9, 31), np.linspace(-1.2, 1.0, 41)]
+    axes = [np.linspace(0.2, 1.9, 31), np.linspace(0.1, 0.9, 31), np.linspace(-3.0, 1.2, 71)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
-    log_p = np.array([log_posterior(z, data) for z in grid])
+    log_p = log_posterior(grid, data)
     weight = np.exp(log_p - log_p.max())
     weight /= weight.sum()
     mean = weight @ grid
@@ -85,7 +86,7 @@ def test_it_is_near_the_exact_posterior(fit):
     assert fit.converged
     mean, sd = exact(columns())
     q = fit.posterior
-    np.testing.assert_allclose(np.asarray(q.mean), mean, atol=0.05 * sd.max())
+    np.testing.assert_allclose((np.asarray(q.mean) - mean) / sd, 0.0, atol=0.05)
     np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.06)
 
 
@@ -109,7 +110,7 @@ def test_the_summary_says_how_latents_were_integrated_out(fit):
 def test_the_verdict_is_known(fit):
     assert fit.verdict.verdict in ("exact for practical purposes", "good", "rough")
     mean, sd = exact(columns())
-    np.testing.assert_allclose(list(fit.verdict.means.values()), mean, atol=0.05 * sd.max())
+    np.testing.assert_allclose((np.array(list(fit.verdict.means.values())) - mean) / sd, 0.0, atol=0.05)
 
 
 def test_a_client_sees_its_units(fit):
@@ -177,3 +178,28 @@ def test_what_cannot_be_integrated_out_is_refused():
 
     with pytest.raises(CavityError, match="learned"):
         marginal_model(numpyro_model(learned, {"y": np.zeros(3)}))
+
+
+@pytest.mark.slow
+def test_one_unit_per_client_with_a_vague_prior():
+    """Eight schools over eight clients: undamped rounds never end, since a factor has negative precision in log tau."""
+    effect = np.array([28.39, 7.94, -2.75, 6.82, -0.64, 0.63, 18.01, 12.16])
+    error = np.array([14.9, 10.2, 16.3, 11.0, 9.4, 11.4, 10.4, 17.6])
+
+    def schools(effect, error):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 100.0))
+        log_tau = numpyro.sample("log_tau", dist.Normal(np.log(5.0), 4.0))
+        with numpyro.plate("schools", len(error)):
+            own = numpyro.sample("own", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(mu + jnp.exp(log_tau) * own, error), obs=effect)
+
+    model = numpyro_model(schools, {"effect": effect, "error": error})
+    pooled = cavity.run(cavity.PVI(model), {"all": {"effect": effect, "error": error}}, tolerance=1e-9).posterior
+    each = {f"school {i}": {"effect": effect[i : i + 1], "error": error[i : i + 1]} for i in range(8)}
+    kl = {"kl": lambda q: diagnostics.kl(q, pooled)}
+    undamped = cavity.run(cavity.PVI(model, damping=Fixed(1.0)), each, rounds=12, tolerance=0.0, metrics=kl)
+    assert min(record["kl"] for record in undamped.history) > 0.1
+    fit = cavity.run(cavity.PVI(model), each, rounds=12, tolerance=0.0, metrics=kl)
+    assert min(record["kl"] for record in fit.history[:7]) < 1e-2
+    assert fit.history[-1]["kl"] < 1e-3
+    assert min(float(np.asarray(entry.precision)[1, 1]) for entry in fit.server.entries.values()) < 0

@@ -1,8 +1,8 @@
 """What the server does with replies."""
 
-from cavity.aggregation.damping import Adaptive, Fixed, Stale
+from cavity.aggregation.damping import Adaptive, Fixed, Probing, Stale
 from cavity.core.lazy_loading import listing
 
-__all__ = ["Adaptive", "Fixed", "Stale"]
+__all__ = ["Adaptive", "Fixed", "Probing", "Stale"]
 
 __dir__ = listing(__all__)

@@ -21,7 +21,7 @@ same delta.
 
 from __future__ import annotations
 
-from cavity.aggregation.damping import Adaptive
+from cavity.aggregation.damping import Adaptive, Probing
 from cavity.algorithms.cavities import OwnFactor, Removal
 from cavity.algorithms.factors import FactorAlgorithm, Factors, check_parts
 from cavity.core import Damping, LatentModel, Model, Solver
@@ -59,7 +59,8 @@ class PVI(FactorAlgorithm):
         self.loss = NegativeLogLikelihood()
         self.divergence = KL()
         self.solver = default_solver(model, self.loss, self.divergence) if solver is None else solver
-        self.damping = Adaptive() if damping is None else damping
+        adaptive = Adaptive() if model.row_model is not None else Probing()
+        self.damping = adaptive if damping is None else damping
         check_parts(model, self.loss, self.divergence, self.solver)
 
     @property

@@ -21,7 +21,7 @@ a step is a small share of the way from the posterior.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -38,6 +38,7 @@ from cavity.solvers.laplace import newton_step, positive
 from cavity.solvers.point_set import PointSet, value_and_slopes
 from cavity.solvers.requirements import require_family, require_multiple_of_kl
 
+T = TypeVar("T", bound=eqx.Module)
 SMALLEST_STEP = 2.0**-30
 NEAR = 0.5  # nats: KL of an undamped step from the posterior, below which no mode is searched
 SHARE = 1e-5  # of KL(answer : posterior) is small enough a step
@@ -99,7 +100,7 @@ class NaturalGradientFromMode(Solver):
         require_multiple_of_kl(divergence, "the natural gradient from the tilted mode")
         self.expectation.check(model, loss)
 
-    def init(self, problem: Problem[FullGaussian]) -> FromModeState:
+    def init(self, problem: Problem) -> FromModeState:
         q = problem.start  # evaluated by the first step
         infinite = jnp.full((), jnp.inf, q.precision.dtype)
         at = Derivatives(infinite, jnp.zeros_like(q.precision_mean), jnp.zeros_like(q.precision))
@@ -114,7 +115,7 @@ class NaturalGradientFromMode(Solver):
             steps=jnp.asarray(0),
         )
 
-    def step(self, key: PRNGKeyArray, problem: Problem[FullGaussian], state: FromModeState) -> FromModeState:
+    def step(self, key: PRNGKeyArray, problem: Problem, state: FromModeState) -> FromModeState:
         current, rho, is_first = state.current, state.step_size, state.steps == 0
         target = undamped(problem, current.q, current.at)
         residual = target / current.q
@@ -148,7 +149,7 @@ class NaturalGradientFromMode(Solver):
             steps=state.steps + 1,
         )
 
-    def _evaluate(self, problem: Problem[FullGaussian], q: FullGaussian) -> Trial:
+    def _evaluate(self, problem: Problem, q: FullGaussian) -> Trial:
         at = Derivatives(*self.expectation.derivatives(problem, q, full_hessian=True))
         objective = at.expected_loss + problem.divergence.objective(q, problem.cavity)
         finite = jnp.isfinite(objective) & jnp.all(jnp.isfinite(at.gradient)) & jnp.all(jnp.isfinite(at.hessian))
@@ -163,7 +164,7 @@ class NaturalGradientFromMode(Solver):
         stuck = state.step_size < SMALLEST_STEP
         return self._small(state) | (state.steps >= self.max_steps) | stuck
 
-    def result(self, problem: Problem[FullGaussian], state: FromModeState) -> Solution:
+    def result(self, problem: Problem, state: FromModeState) -> Solution:
         return Solution(state.current.q, state.initial_loss, state.steps, self._small(state))
 
 
@@ -177,7 +178,7 @@ class _Mode(NamedTuple):
     steps: Int[Array, ""]
 
 
-def _mode(problem: Problem[FullGaussian], start: Float[Array, " d"], wanted: Bool[Array, ""]) -> FullGaussian:
+def _mode(problem: Problem, start: Float[Array, " d"], wanted: Bool[Array, ""]) -> FullGaussian:
     """A Gaussian at the tilted mode, by Newton's method; no step is taken where it is not wanted."""
 
     def step(at: _Mode) -> _Mode:
@@ -199,14 +200,20 @@ def _mode(problem: Problem[FullGaussian], start: Float[Array, " d"], wanted: Boo
     unknown = jnp.full((), jnp.inf, start.dtype)
     damping = jnp.full((), 1e-3, start.dtype)
     first = _Mode(
-        start, unknown, jnp.zeros_like(start), problem.start.precision, damping, jnp.asarray(wanted), jnp.asarray(0)
+        start,
+        unknown,
+        jnp.zeros_like(start),
+        jnp.asarray(problem.start.precision),
+        damping,
+        jnp.asarray(wanted),
+        jnp.asarray(0),
     )
     found = jax.lax.while_loop(lambda at: at.is_open & (at.steps < MODE_STEPS), step, first)
     precision = positive(found.precision, jnp.zeros_like(found.damping))
     return FullGaussian(precision @ found.theta, precision)
 
 
-def _differences(problem: Problem[FullGaussian], theta: Float[Array, " d"]) -> tuple[Array, Array, Array]:
+def _differences(problem: Problem, theta: Float[Array, " d"]) -> tuple[Array, Array, Array]:
     """Loss minus log cavity at theta, its gradient, and its Hessian by differences of gradients."""
     weight, cavity = problem.kl_weight(theta.dtype), problem.cavity
     size = 1.0 / jnp.sqrt(jnp.abs(jnp.diagonal(problem.start.precision)))
@@ -218,8 +225,8 @@ def _differences(problem: Problem[FullGaussian], theta: Float[Array, " d"]) -> t
     value = values[0] / weight + 0.5 * theta @ (pull - cavity.precision_mean)
     precision = 0.5 * (hessian + hessian.T) + cavity.precision
     finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(precision))
-    return jnp.where(finite, value, jnp.inf), slopes[0] / weight + pull, precision
+    return jnp.asarray(jnp.where(finite, value, jnp.inf)), slopes[0] / weight + pull, precision
 
 
-def _select(condition: Bool[Array, ""], new: eqx.Module, old: eqx.Module) -> eqx.Module:
+def _select(condition: Bool[Array, ""], new: T, old: T) -> T:
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)

@@ -10,7 +10,16 @@ from cavity_experiments.sources.catalogue import CATALOGUE, Entry
 from cavity_experiments.sources.encoding import imputed
 from cavity_experiments.sources.hospitals import HospitalTable, eicu_demo, heart_disease
 from cavity_experiments.sources.images import fashion_mnist, mnist
-from cavity_experiments.sources.multilevel import Contraception, Radon, SixCities, contraception, radon, six_cities
+from cavity_experiments.sources.multilevel import (
+    Contraception,
+    Radon,
+    SixCities,
+    Toenail,
+    contraception,
+    radon,
+    six_cities,
+    toenail,
+)
 from cavity_experiments.sources.newsgroups import Newsgroups, newsgroups
 from cavity_experiments.sources.omniglot import Omniglot, omniglot_small
 from cavity_experiments.sources.reading import DataUnavailable, Table, data_directory
@@ -32,6 +41,7 @@ __all__ = [
     "Scaling",
     "SixCities",
     "Table",
+    "Toenail",
     "adult",
     "australian",
     "banana",
@@ -53,6 +63,7 @@ __all__ = [
     "six_cities",
     "standardised",
     "titanic",
+    "toenail",
     "twonorm",
     "uci_regression",
     "uci_splits",

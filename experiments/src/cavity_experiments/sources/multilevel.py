@@ -1,4 +1,4 @@
-"""Rows in groups, for mixed models: the Six Cities study, radon in Minnesota, contraception in Bangladesh."""
+"""Rows in groups, for mixed models: Six Cities, radon in Minnesota, contraception in Bangladesh, toenail infections."""
 
 from dataclasses import dataclass
 
@@ -19,6 +19,9 @@ _CONTRACEPTION_ROWS, _CONTRACEPTION_DISTRICTS = 1934, 60
 # Women who use contraception, women in towns, and women by their number of living children.
 _CONTRACEPTION_USERS, _CONTRACEPTION_URBAN = 759, 562
 _CONTRACEPTION_CHILDREN = {"0": 530, "1": 356, "2": 305, "3+": 743}
+
+_TOENAIL_COLUMNS = ("patientID", "outcome", "treatment", "time", "visit")
+_TOENAIL_ROWS, _TOENAIL_PATIENTS, _TOENAIL_INFECTED, _TOENAIL_TREATED = 1908, 294, 408, 971
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,23 @@ class Contraception:
     urban: np.ndarray
     age: np.ndarray
     children: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Toenail:
+    """Visits of patients.
+
+    Attributes:
+        patient: Number of each visit's patient, int32, shape [1908].
+        treated: 1 where the patient had terbinafine, 0 for itraconazole, float64, shape [1908].
+        time: Months since the start, float64, shape [1908].
+        infected: 1 where the infection was moderate or severe, int64, shape [1908].
+    """
+
+    patient: np.ndarray
+    treated: np.ndarray
+    time: np.ndarray
+    infected: np.ndarray
 
 
 def six_cities() -> SixCities:
@@ -159,4 +179,31 @@ def contraception() -> Contraception:
         urban=urban.astype(np.float64),
         age=raw["age"].astype(np.float64),
         children=np.column_stack([raw["livch"] == level for level in ("1", "2", "3+")]).astype(np.float64),
+    )
+
+
+def toenail() -> Toenail:
+    """Trial of two treatments of toenail infection (De Backer and others, 1998): is it moderate or severe at a visit?
+
+    1,908 visits of 294 patients, up to seven each; 408 visits with a moderate or severe infection. Patients differ
+    much: the sd of a random intercept is about 4. The set is `toenail` of the R package lme4.
+
+    Returns:
+        Arrays with an entry for each visit, in the order of the file.
+
+    Raises:
+        DataUnavailable: If the file is missing, or CAVITY_DATA is not set.
+        ValueError: If the file is not the expected one.
+    """
+    path = local_file("toenail", "multilevel/toenail.csv.gz")
+    raw = csv_file(path, _TOENAIL_COLUMNS, _TOENAIL_ROWS, on_openml=False)
+    infected, treated = raw["outcome"] == "moderate or severe", raw["treatment"] == "terbinafine"
+    check(path, "the number of patients", len(np.unique(raw["patientID"])), _TOENAIL_PATIENTS)
+    check(path, "the number of visits with an infection", int(infected.sum()), _TOENAIL_INFECTED)
+    check(path, "the number of visits under terbinafine", int(treated.sum()), _TOENAIL_TREATED)
+    return Toenail(
+        patient=raw["patientID"].astype(np.int32),
+        treated=treated.astype(np.float64),
+        time=raw["time"].astype(np.float64),
+        infected=infected.astype(np.int64),
     )

@@ -37,7 +37,7 @@ from cavity.errors import CavityError
 from cavity.models.mixed.modes import FIRST, at_latents, inverse_root, solve, unit_modes
 
 LOG_2PI = 1.8378770664093453
-AT_ONCE = 1 << 14  # rows (or units) times points that are evaluated together
+AT_ONCE = 1 << 18  # rows (or units) times points that are evaluated together
 DEFAULT_ORDERS = {1: 21, 2: 11}  # nodes per latent
 DEFAULT_POINTS = 256  # for three or more latents
 MOST_LATENTS = 8  # per unit; with more, importance weights of a few hundred points become too uneven
@@ -130,11 +130,12 @@ def log_marginal(
         return at.value + scale
     points, log_weights = (part.astype(z.dtype) for part in rule.points(num_local))
 
-    @jax.checkpoint
     def joint(point: Float[Array, " l"]) -> Float[Array, " u"]:
         return model.log_joint(theta, z, local + root @ point, data, jax.random.key(0))
 
-    each = in_groups(joint, points, AT_ONCE // max(num_units, len(data.weight)))
+    together = AT_ONCE // max(num_units, len(data.weight))
+    # in groups, the derivative computes each group again rather than keep what it needs of all of them
+    each = in_groups(joint if together >= len(points) else jax.checkpoint(joint), points, together)
     return logsumexp(each + log_weights[:, None], axis=0) + scale
 
 

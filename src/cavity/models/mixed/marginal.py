@@ -62,7 +62,7 @@ class MarginalModel(PredictiveModel):
         return self.latent.has_kinds
 
     def log_prob(self, theta: Float[Array, " d"], data: Data) -> Float[Array, ""]:
-        if _is_servers(data):
+        if _is_servers(data.batch):
             correction = self.latent.log_prior(self.latent.theta, theta) - self.prior.log_prob(theta)
             return jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype) * correction
         each = log_marginal(self.latent, self.latent.theta, theta, data, self.rule)
@@ -79,7 +79,7 @@ class MarginalModel(PredictiveModel):
         return self.latent.prepare(batch)
 
     def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
-        return self.latent.unit_labels(value)
+        return None if _is_servers(value) else self.latent.unit_labels(value)
 
     def constrain(self, theta: Float[Array, " d"]) -> PyTree:
         """The latents in the terms of the model's author."""
@@ -111,9 +111,9 @@ class MarginalModel(PredictiveModel):
         return prediction_from_draws(jax.vmap(lambda key, z: expected(None, z, x, key, None, None))(keys, draws))
 
 
-def _is_servers(data: Data) -> bool:
+def _is_servers(batch: PyTree) -> bool:
     """Whether these rows are the server's own, which have the form of no client's."""
-    return isinstance(data.batch, Mapping) and set(data.batch) == {SERVER}
+    return isinstance(batch, Mapping) and set(batch) == {SERVER}
 
 
 def marginal_model(model: LatentModel, *, order: int | None = None) -> MarginalModel:
