@@ -111,20 +111,16 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     def bound(
         self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
     ) -> Float[Array, ""]:
-        _, others, everybody, fit = self._fitted(phi, cavity, conditional, data)
-        return fit - everybody.kl(others)
+        inducing, likelihood, others, everybody = self._values(phi, cavity, conditional)
+        return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others)
 
-    def _fitted(
-        self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
-    ) -> tuple[Inducing, Values, Values, Float[Array, ""]]:
-        """The inducing inputs; q(u) of the cavity, and with the client's factor; and E[log p(y_k | f)] under it."""
+    def _values(
+        self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations
+    ) -> tuple[Inducing, Likelihood, Values, Values]:
+        """What phi stands for, and q(u) of the cavity, and with the client's factor."""
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
-        everybody = inducing.with_factor(others, conditional)
-        x, y = data.batch
-        mean, variance = inducing.marginals(everybody, x)
-        fit = jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
-        return inducing, others, everybody, fit
+        return inducing, likelihood, others, inducing.with_factor(others, conditional)
 
     @property
     def has_surrogate_factors(self) -> bool:
@@ -133,19 +129,19 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     def whole(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
-        inducing, others, everybody, fit = self._fitted(phi, cavity, conditional, data)
+        inducing, likelihood, others, everybody = self._values(phi, cavity, conditional)
         # E[log p(y_k | f)] + sum over the others of E[log t_j] - KL(q(u) : p(u)): the cavity keeps its normaliser
         nothing = jnp.eye(len(inducing.root), dtype=phi.dtype)
         said = others.log_partition + inducing.beyond(cavity, others.precision - nothing)
-        return fit - everybody.kl(others) + said
+        return _fit_of(inducing, likelihood, everybody, data) - everybody.kl(others) + said
 
     def surrogate_residual(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
-        inducing, others, everybody, fit = self._fitted(phi, cavity, conditional, data)
+        inducing, likelihood, others, everybody = self._values(phi, cavity, conditional)
         # E[log p(y_k | f)] - E[log t_k]
         said = everybody.expected_factor(others) + inducing.beyond(conditional, everybody.precision - others.precision)
-        return fit - said
+        return _fit_of(inducing, likelihood, everybody, data) - said
 
     def moved(
         self, phi: Float[Array, " d"], before: Observations, cavity: Observations, conditional: Observations
@@ -236,6 +232,13 @@ def _predict(
 
     draws = posterior.shared.sample(key, (num_draws,))
     return FunctionPrediction(*jax.lax.map(one, draws))
+
+
+def _fit_of(inducing: Inducing, likelihood: Likelihood, values: Values, data: Data) -> Float[Array, ""]:
+    """E[log p(y_k | f)]."""
+    x, y = data.batch
+    mean, variance = inducing.marginals(values, x)
+    return jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
 
 
 def sparse_gp(
