@@ -111,20 +111,16 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     def bound(
         self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
     ) -> Float[Array, ""]:
-        _, others, values, fit = self._fitted(phi, cavity, conditional, data)
-        return fit - values.kl(others)
+        inducing, likelihood, others, values = self._values(phi, cavity, conditional)
+        return _expected_fit(inducing, likelihood, values, data) - values.kl(others)
 
-    def _fitted(
-        self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations, data: Data
-    ) -> tuple[Inducing, Values, Values, Float[Array, ""]]:
-        """The inducing inputs; q(u) of the cavity, and with the client's factor; and E[log p(y_k | f)] under it."""
+    def _values(
+        self, phi: Float[Array, " d"], cavity: Observations, conditional: Observations
+    ) -> tuple[Inducing, Likelihood, Values, Values]:
+        """Inducing inputs and likelihood at phi; q(u) of the cavity, and with the client's factor."""
         inducing, likelihood = self.at(phi)
         others = inducing.values(cavity)
-        values = inducing.with_factor(others, conditional)
-        x, y = data.batch
-        mean, variance = inducing.marginals(values, x)
-        fit = jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
-        return inducing, others, values, fit
+        return inducing, likelihood, others, inducing.with_factor(others, conditional)
 
     @property
     def has_surrogate_factors(self) -> bool:
@@ -133,19 +129,19 @@ class SparseGP(SharedModel[Hierarchical, Observations], PredictiveModel, Reporte
     def whole(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
-        inducing, others, values, fit = self._fitted(phi, cavity, conditional, data)
+        inducing, likelihood, others, values = self._values(phi, cavity, conditional)
         # E[log p(y_k | f)] + sum over the others of E[log t_j] - KL(q(u) : p(u)): the cavity keeps its normaliser
         prior_precision = jnp.eye(len(inducing.root), dtype=phi.dtype)
         known = others.log_partition + inducing.beyond(cavity, others.precision - prior_precision)
-        return fit - values.kl(others) + known
+        return _expected_fit(inducing, likelihood, values, data) - values.kl(others) + known
 
     def surrogate_residual(
         self, phi: Float[Array, " d"], cavity: PseudoObservations, conditional: PseudoObservations, data: Data
     ) -> Float[Array, ""]:
-        inducing, others, values, fit = self._fitted(phi, cavity, conditional, data)
+        inducing, likelihood, others, values = self._values(phi, cavity, conditional)
         # E[log p(y_k | f)] - E[log t_k]
         represented = values.expected_factor(others) + inducing.beyond(conditional, values.precision - others.precision)
-        return fit - represented
+        return _expected_fit(inducing, likelihood, values, data) - represented
 
     def moved(
         self, phi: Float[Array, " d"], before: Observations, cavity: Observations, conditional: Observations
@@ -237,6 +233,13 @@ def _predict(
 
     draws = posterior.shared.sample(key, (num_draws,))
     return FunctionPrediction(*jax.lax.map(one, draws))
+
+
+def _expected_fit(inducing: Inducing, likelihood: Likelihood, values: Values, data: Data) -> Float[Array, ""]:
+    """E[log p(y_k | f)]."""
+    x, y = data.batch
+    mean, variance = inducing.marginals(values, x)
+    return jnp.asarray(data.weight) @ expected_log_prob(likelihood, mean, variance, y)
 
 
 def sparse_gp(
