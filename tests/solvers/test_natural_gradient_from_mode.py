@@ -56,12 +56,12 @@ def solution_of(this):
 
 def optimum(this):
     """The minimiser of the bound over the same points, by scipy in (mean, Cholesky factor): an independent route."""
-    points = np.asarray(PointSet().points(2))
+    points, weights = PointSet().points(2)
 
     def bound(v):
         mean, root = v[:2], jnp.array([[jnp.exp(v[2]), 0.0], [v[3], jnp.exp(v[4])]])
         theta = mean + jnp.asarray(points) @ root.T
-        loss = jnp.mean(jax.vmap(lambda t: -this.model.log_prob(t, this.data))(theta))
+        loss = jnp.asarray(weights) @ jax.vmap(lambda t: -this.model.log_prob(t, this.data))(theta)
         second = root @ root.T + jnp.outer(mean, mean)
         cavity = this.cavity.precision_mean @ mean - 0.5 * jnp.trace(this.cavity.precision @ second)
         return loss - cavity - v[2] - v[4]

@@ -182,8 +182,7 @@ def _expected_log_likelihood(algorithm: FactorAlgorithm, q: PyTree, clients: Map
             "log likelihood is known with Monte Carlo noise only; compare losses of held-out rows, with cavity.choose"
         )
     if model.row_model is None:  # the points of its solver
-        nodes = np.asarray(PointSet().points(gaussian.dimension))
-        weights = np.full(len(nodes), 1.0 / len(nodes))
+        nodes, weights = PointSet().points(gaussian.dimension)
     else:
         nodes, weights = normal_nodes(gaussian.dimension)
     theta = gaussian.mean + jnp.asarray(nodes) @ jnp.linalg.cholesky(gaussian.covariance).T
