@@ -5,7 +5,7 @@
 
 as in `natural_gradient`, with expectations over a fixed set of points (`point_set`). Every trial costs one evaluation
 of the loss per point. The first trial is the posterior, whose expected loss the client reports. Where that is far from
-the optimum (under a broad prior its points lie where a likelihood says nothing, or overflows), the second trial is a
+the optimum (under a broad prior its points lie where the likelihood is flat, or overflows), the second trial is a
 Gaussian at the tilted mode,
 
     mode = argmax of log cavity - loss,     precision = hessian of the loss there + precision of the cavity,
