@@ -225,7 +225,7 @@ def _differences(problem: Problem, theta: Float[Array, " d"]) -> tuple[Array, Ar
     value = values[0] / weight + 0.5 * theta @ (pull - cavity.precision_mean)
     precision = 0.5 * (hessian + hessian.T) + cavity.precision
     finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(precision))
-    return jnp.where(finite, value, jnp.inf), slopes[0] / weight + pull, precision
+    return jnp.asarray(jnp.where(finite, value, jnp.inf)), slopes[0] / weight + pull, precision
 
 
 def _select(condition: Bool[Array, ""], new: T, old: T) -> T:
