@@ -78,9 +78,8 @@ def join(fit: Fit, name: str, data: PyTree, rounds: int, tolerance: float) -> Fi
     state = fit.algorithm.server.initial_state(len(server.clients))
     model = fit.algorithm.model
     labels = {**fit.labels, **unit_labels(model, {name: data})}
-    if (
-        method.structured_or_none(fit.algorithm) is not None
-    ):  # units are numbers in prepared data, so their names are compared here
+    if any(has(fit.algorithm) is not None for has in (method.structured_or_none, method.marginal_or_none)):
+        # units are numbers in prepared data, so their names are compared here
         check_units(labels)
         clients = {**before, **prepare_clients(model, {name: data})}
     else:
