@@ -5,9 +5,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.optimize import minimize
 
 import cavity
 from cavity.aggregation import Fixed
+from cavity.distributions.quadrature import hermite_grid
 from cavity.errors import CavityError
 from cavity.evaluation import diagnostics
 from cavity.evaluation.integration import integration_error
@@ -81,13 +83,41 @@ def fit(model):
     return cavity.run(cavity.PVI(model), clients(), rounds=12, tolerance=1e-8)
 
 
-def test_it_is_near_the_exact_posterior(fit):
+def closest_gaussian(data):
+    """Mean and covariance of the Gaussian with the largest bound, by scipy and a fine grid of nodes."""
+    nodes, weights = hermite_grid(3, 12)
+    rows, below = np.tril_indices(3)
+
+    def parts(v):
+        root = np.zeros((3, 3))
+        root[rows, below] = v[3:]
+        return v[:3], root
+
+    def negative_bound(v):
+        mean, root = parts(v)
+        return -weights @ log_posterior(mean + nodes @ root.T, data) - np.sum(np.log(np.abs(np.diag(root))))
+
+    mean, sd = exact(data)
+    start = np.concatenate([mean, np.diag(sd)[rows, below]])
+    mean, root = parts(minimize(negative_bound, start, method="BFGS").x)
+    return mean, root @ root.T
+
+
+def test_it_is_the_closest_gaussian(fit):
     assert isinstance(fit.algorithm.model, MarginalModel)
     assert fit.converged
+    mean, covariance = closest_gaussian(columns())
+    q, sd = fit.posterior, np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((np.asarray(q.mean) - mean) / sd, 0.0, atol=0.01)
+    np.testing.assert_allclose(np.asarray(q.covariance) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.01)
+
+
+def test_it_is_near_the_exact_posterior(fit):
+    """As near as a Gaussian is: the closest one has an sd of the level that is 6.6 % too small."""
     mean, sd = exact(columns())
     q = fit.posterior
     np.testing.assert_allclose((np.asarray(q.mean) - mean) / sd, 0.0, atol=0.05)
-    np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.06)
+    np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.07)
 
 
 def test_clients_agree_with_pooled_rows(fit, model):
