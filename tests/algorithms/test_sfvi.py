@@ -275,6 +275,7 @@ def test_some_clients_at_a_time_are_scaled_for():
     assert float(jnp.abs(halves[0].q.mean - start).max()) > 1e-3
 
 
+@thorough
 def test_a_schedule_that_samples_clients_runs():
     algorithm = SFVI(model_once(), num_steps=10, num_samples=1, initialise=False)
     fit = cavity.run(algorithm, clients(4), rounds=3, tolerance=0.0, schedule=SampledCount(2))

@@ -306,6 +306,7 @@ def test_streamed_clients_have_the_same_verdict():
     assert streamed.sds == pytest.approx(ours.sds, rel=5 * streamed.monte_carlo_error)
 
 
+@thorough
 def test_single_precision_judges_in_double():
     with jax.enable_x64(False):
         problem = scenarios.logistic()

@@ -114,6 +114,7 @@ def test_draws_and_summary_of_a_client():
         assert estimate.upper == pytest.approx(mean[place] + 1.645 * sd, abs=0.06 * sd)
 
 
+@thorough
 def test_the_servers_summary():
     mean, covariance, _, _ = exact()
     summary = fitted().summary()

@@ -15,6 +15,7 @@ from cavity.evaluation import diagnostics
 from cavity.evaluation.integration import integration_error
 from cavity.models import MarginalModel, marginal_model, numpyro_model
 from cavity.models.latent_prior import SERVER
+from tests.marks import thorough
 
 NOISE, NUM_GROUPS = 0.6, 18
 
@@ -112,6 +113,7 @@ def test_it_is_the_closest_gaussian(fit):
     np.testing.assert_allclose(np.asarray(q.covariance) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.01)
 
 
+@thorough
 def test_it_is_near_the_exact_posterior(fit):
     """As near as a Gaussian is: the closest one has an sd of the level that is 6.6 % too small."""
     mean, sd = exact(columns())
@@ -120,6 +122,7 @@ def test_it_is_near_the_exact_posterior(fit):
     np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.07)
 
 
+@thorough
 def test_clients_agree_with_pooled_rows(fit, model):
     pooled = cavity.run(cavity.PVI(model), {"all": columns()}, rounds=12, tolerance=1e-8)
     assert diagnostics.kl(fit.posterior, pooled.posterior) < 1e-6
@@ -128,6 +131,7 @@ def test_clients_agree_with_pooled_rows(fit, model):
     assert early[3] < 1e-3
 
 
+@thorough
 def test_the_summary_says_how_latents_were_integrated_out(fit):
     text = str(fit.summary())
     for word in ("level", "slope", "between", "adaptive Gauss-Hermite quadrature with 21 nodes", "approximation:"):
@@ -171,6 +175,7 @@ def test_it_predicts_new_groups(fit):
     assert prediction.sd[0] == pytest.approx(between, rel=0.35)
 
 
+@thorough
 def test_a_client_leaves_and_joins_again(fit, model):
     without = fit.withdraw("hull")
     two = {name: data for name, data in clients().items() if name != "hull"}

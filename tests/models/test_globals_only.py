@@ -400,6 +400,7 @@ def test_a_fit_comes_back_from_its_file(tmp_path):
     assert cavity.kl(without.posterior, counted(2).posterior) < 1e-10
 
 
+@thorough
 def test_a_resumed_run_is_the_one_that_was_not_interrupted(tmp_path):
     algorithm, clients = counted(3).algorithm, shared_out(count_data(), [2, 4, 3])
     cavity.run(algorithm, clients, rounds=2, tolerance=0.0, directory=tmp_path)

@@ -15,6 +15,7 @@ from cavity.network.protocol import RunConfig
 from cavity.network.worker import first_reply
 from cavity.study import as_table, parse_study
 from cavity.study.building import scaling_of
+from tests.marks import thorough
 from tests.study.test_mixed_models import STUDY, hospitals
 
 BERNOULLI = STUDY.replace('"gaussian"', '"bernoulli"').replace("stay", "died").replace('died = { type = "number" }', "")
@@ -33,6 +34,7 @@ def sent(tmp_path_factory):
     return study, table, site, scaling, first_reply(site, RunConfig(scaling))
 
 
+@thorough
 def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
     _, table, site, scaling, reply = sent
     sums = [site.sums(None), site.sums(replace(scaling, design=()))]

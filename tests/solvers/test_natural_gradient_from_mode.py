@@ -14,6 +14,7 @@ from cavity.simulation.drive import solve
 from cavity.solvers import NaturalGradientFromMode, PointSet
 from cavity.solvers.acceleration import MEMORY, Memory
 from tests.contracts import solver as contract
+from tests.marks import thorough
 
 
 def test_contract():
@@ -104,6 +105,7 @@ def test_a_start_at_the_answer_takes_few_steps():
     assert int(first.steps) <= 20
 
 
+@thorough
 def test_clients_beside_each_other_do_not_disturb_each_other():
     starts = [gaussian([0.0, 0.0], [100.0, 10.0]), gaussian([1.0, 0.0], [0.5, 0.4])]
     problems = [problem(Y, CAVITIES["proper"], start) for start in starts]

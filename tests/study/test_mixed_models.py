@@ -16,6 +16,7 @@ from cavity.study.disclosure import disclosures
 from cavity.study.identity import differences, settings
 from cavity.study.models import study_model
 from cavity.study.run import run_study
+from tests.marks import thorough
 
 STUDY = """\
 name = "Wards"
@@ -213,6 +214,7 @@ def test_priors_of_groups_need_groups():
         cavity.regression("stay ~ age", hospitals(), family="gaussian", sd_df=3)
 
 
+@thorough
 def test_python_and_a_study_have_the_same_posterior():
     intercepts = study(("(age | ward)", "(1 | ward)"))
     fit = run_study(intercepts, tables())

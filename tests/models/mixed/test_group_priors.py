@@ -16,6 +16,7 @@ from cavity.models.mixed.group_priors import (
     log_sd_moments,
     num_correlations,
 )
+from tests.marks import thorough
 
 
 @pytest.mark.parametrize("df", [None, 3.0, 7.5])
@@ -47,6 +48,7 @@ def test_the_density_of_a_large_or_tiny_sd_is_finite():
 
 @pytest.mark.parametrize("eta", [1.0, 2.0, 3.7])
 @pytest.mark.parametrize("size", [2, 3, 5])
+@thorough
 def test_correlations_have_the_density_of_numpyro(size, eta):
     v = jnp.asarray(np.random.default_rng(size).normal(size=num_correlations(size)))
     transform = CorrCholeskyTransform()

@@ -16,6 +16,7 @@ from cavity.models.mixed.conditional import conditional_modes
 from cavity.models.mixed.integration import Rule, log_marginal
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from tests.algorithms.test_sfvi import NOISE, SPREAD, exact_family, model_once, rows
+from tests.marks import thorough
 
 
 def counted(group, x, y, num_groups):
@@ -81,6 +82,7 @@ def test_one_latent_against_a_dense_grid():
     assert errors[43] < 0.3 * errors[None]
 
 
+@thorough
 def test_two_correlated_latents_against_a_dense_grid():
     model = numpyro_model(counted, counts(), unit="group", num_units="num_groups")
     data, z = model.prepare(counts()), jnp.asarray([0.4, 0.3])
@@ -104,6 +106,7 @@ def three(x, y, group, num_groups):
     numpyro.sample("y", dist.Bernoulli(logits=level + jnp.sum(x * own[group], axis=1)), obs=y)
 
 
+@thorough
 def test_three_latents_against_a_dense_grid():
     rng = np.random.default_rng(1)
     x, group = rng.normal(size=(18, 3)), np.repeat(np.arange(3), 6)
