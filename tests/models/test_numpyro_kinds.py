@@ -1,4 +1,4 @@
-"""Silos of different kinds: what they observe differs, what they learn together does not."""
+"""Clients of different kinds: what they observe differs, what they learn together does not."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def one_each():
 
 
 def scattered():
-    """The same rows at five silos, of both kinds in turn."""
+    """The same rows at five clients, of both kinds in turn."""
     of_counts, of_answers = data()
     return {
         "a": some(of_answers, slice(0, 3)),
@@ -124,7 +124,7 @@ def test_neither_partition_nor_the_order_of_kinds_matter(partition, swapped):
 
 @thorough
 def test_predictions_are_of_the_kind_that_knows_the_columns():
-    """Columns that both have are the first's; with its outcome, or at one of its silos, the other is meant."""
+    """Columns that both have are the first's; with its outcome, or at one of its clients, the other is meant."""
     fit, x = fitted(), np.array([-1.0, 2.0])
     (mean, covariance), design = reference(), np.column_stack([np.ones(2), x])
     f, v = design @ mean, np.einsum("ni,ij,nj->n", design, covariance, design)
@@ -141,7 +141,7 @@ def test_predictions_are_of_the_kind_that_knows_the_columns():
 
 @thorough
 def test_a_fit_with_kinds_goes_on(tmp_path):
-    """A silo of another kind leaves and comes back; a file is read with the method given again."""
+    """A client of another kind leaves and comes back; a file is read with the method given again."""
     fit = fitted()
     without = fit.withdraw("survey", tolerance=1e-12)
     alone = cavity.run(cavity.PVI(mixed()), {"clinic": data()[0]}, rounds=200, tolerance=1e-12)
@@ -163,7 +163,7 @@ def test_sfvi_finds_it_too():
     np.testing.assert_allclose(
         np.asarray(found.covariance) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.05
     )
-    x = np.array([2.0])  # a silo's own kind is meant, with or without its outcome
+    x = np.array([2.0])  # a client's own kind is meant, with or without its outcome
     there, here = (fit.local(name).predict({"x": x}, num_draws=2000).mean[0] for name in ("a", "b"))
     assert float(there) < 1.0
     assert float(here) > 1.5
@@ -209,7 +209,7 @@ def gaussian_model(plain_first=True):
 
 
 def gaussian_silos(num_clients=2):
-    """The groups at so many silos, and as many without groups."""
+    """The groups at so many clients, and as many without groups."""
     of_groups, plain = gaussian_data()
     home = np.array([int(g[1]) % num_clients for g in of_groups["group"]])
     grouped = {f"grouped{j}": some(of_groups, home == j) for j in range(num_clients)}

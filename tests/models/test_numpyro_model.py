@@ -1,4 +1,4 @@
-"""NumPyro models over silos against NumPyro's own density, and what cannot be carried."""
+"""NumPyro models over clients against NumPyro's own density, and what cannot be carried."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BY_COUNTY = {"unit": "county", "num_units": "num_counties"}
 @lru_cache
 def column(name: str) -> np.ndarray:
     rng = np.random.default_rng(sum(map(ord, name)))
-    # no silo has its units in the order of the pool
+    # no client has its units in the order of the pool
     county = np.array(["e", "b", "a", "c", "d", "b", "b", "a", "e", "c", "d", "d"])
     made: dict[str, Callable[[], np.ndarray]] = {
         "county": lambda: county,
@@ -209,7 +209,7 @@ def transformed(pair, y):
 
 
 def silo_own(pair, y):
-    """Weights of the silo's own, and a positive number."""
+    """Weights of the client's own, and a positive number."""
     spread = sample("spread", dist.HalfNormal(1.0))
     w = sample("w", dist.Normal(0.0, spread).expand([2]).to_event(1))
     noise = sample("noise", dist.LogNormal(0.0, 1.0))
@@ -278,7 +278,7 @@ CASES = {
     ),
     "scaled": Case(scaled, ("x", "y"), latents=("scale", "free"), units={"own": 0}),
     "transformed": Case(transformed, ("pair", "y"), latents=("slope", "squeezed", "inner/scale")),
-    "silo's own": Case(
+    "client's own": Case(
         silo_own, ("pair", "y"), {"local": ("w", "noise")}, ("spread",), {"w": 0, "noise": 0}, pooled=silo_own_pooled
     ),
     "reparameterised": Case(
@@ -303,7 +303,7 @@ def take(data: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray
 
 
 class Pool:
-    """A case's rows at so many silos, with random unconstrained values: as NumPyro and as Cavity has them."""
+    """A case's rows at so many clients, with random unconstrained values: as NumPyro and as Cavity has them."""
 
     def __init__(self, name: str, num_clients: int, seed: int = 0):
         self.case, self.model = CASES[name], model_of(name)
@@ -311,7 +311,7 @@ class Pool:
         home = np.arange(NUM_ROWS) % 3
         if "county" in data:
             home = np.array([(ord(county) - ord("a")) % 3 for county in data["county"]])
-        rows = np.argsort(home, kind="stable")  # the same for one silo as for three
+        rows = np.argsort(home, kind="stable")  # the same for one client as for three
         home = home[rows] if num_clients == 3 else np.zeros(NUM_ROWS, int)
         data = self.data = take(data, rows)
         self.clients = [self.model.prepare(take(data, home == j)) for j in range(num_clients)]
@@ -361,14 +361,14 @@ class Pool:
 
     @property
     def z_local(self) -> list[Any]:
-        """One matrix per silo."""
+        """One matrix per client."""
         total = sum(self.counts)
         sites = [np.moveaxis(self.values[name], axis, 0).reshape(total, -1) for name, axis in self.case.units.items()]
         everything = np.concatenate(sites, axis=1) if sites else np.zeros((total, 0))
         return np.split(everything, np.cumsum(self.counts)[:-1])
 
     def log_joint(self, client: int, num_rows: int | None = None, num_units: int | None = None) -> Any:
-        """A silo's part, padded to so many rows and units."""
+        """A client's part, padded to so many rows and units."""
         data, z = self.clients[client], self.z_local[client]
         data = pad(data, num_rows or len(data.weight), num_units or len(z))
         z = np.concatenate([z, np.full((len(data.units.weight) - len(z), z.shape[1]), 0.3)])
@@ -390,7 +390,7 @@ def density(name: str, num_clients: int) -> float:
     return float(jax.jit(pool.log_density)(pool.theta, pool.values))
 
 
-SOME = {"plain", "slopes", "grids", "silo's own"}  # the others take a minute together
+SOME = {"plain", "slopes", "grids", "client's own"}  # the others take a minute together
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_units_have_their_own_parts(name):
         assert float(alone[0]) == pytest.approx(float(parts[u]), rel=1e-10)
 
 
-@pytest.mark.parametrize("name", ["plain", "gappy", "silo's own"])
+@pytest.mark.parametrize("name", ["plain", "gappy", "client's own"])
 def test_a_weight_of_two_is_the_row_twice(name):
     pool = Pool(name, 1)
     (client,), (z,) = pool.clients, pool.z_local
@@ -753,7 +753,7 @@ REFUSED = {
         BY_COUNTY,
         "'own' is in the plate 'counties', which draws",
     ),
-    "plate of all silos": (of_all_rows, XY, {}, "plate 'rows' of the observed site 'y' has the size 1000"),
+    "plate of all clients": (of_all_rows, XY, {}, "plate 'rows' of the observed site 'y' has the size 1000"),
     "lag": (
         regression(outcome=lambda level, x, y: level * y[:-1], obs=lambda x, y: y[1:]),
         XY,
