@@ -39,6 +39,16 @@ class LatentModel(BaseModel):
     def start(self) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Mean and scale of q(Z_G) before any data."""
 
+    @property
+    def log_outcome_scale(self) -> float:
+        """Log s where the model computes with outcomes / s: the excess of a row's log density."""
+        return 0.0
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Notes on the units of the parameters, for a summary."""
+        return ()
+
     @abc.abstractmethod
     def log_prior(self, theta: PyTree, z_global: Float[Array, " g"]) -> Float[Array, ""]:
         """Log p_theta(Z_G), which the server computes."""

@@ -269,12 +269,10 @@ class GroupedRegression(LatentModel):
 
     @property
     def log_outcome_scale(self) -> float:
-        """Log s where the model computes with outcomes / s: the excess of a row's log density."""
         return math.log(self._outcome_units[1])
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the parameters should know about their units."""
         return () if self.encoding is None else self.encoding.remarks
 
     @property

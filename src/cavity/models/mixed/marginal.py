@@ -67,7 +67,8 @@ class MarginalModel(PredictiveModel):
             return jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype) * correction
         each = log_marginal(self.latent, self.latent.theta, theta, data, self.rule)
         assert data.units is not None
-        return jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, each, 0.0))
+        in_units = self.latent.log_outcome_scale * jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype)
+        return jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, each, 0.0)) - in_units
 
     def server_entries(self) -> dict[str, Data]:
         if not self.corrected:
@@ -87,7 +88,7 @@ class MarginalModel(PredictiveModel):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        return (self.rule.describe(self.latent.num_local),)
+        return (*self.latent.remarks, self.rule.describe(self.latent.num_local))
 
     def with_order(self, order: int | None) -> MarginalModel:
         """The same model with another rule of integration.

@@ -109,7 +109,9 @@ def numpyro_model(
     drawn = [name for name, _ in row_axes if any(drawing(traces["twice the rows"][name], traces["twice the rows"]))]
     model = NumpyroModel(
         function=function,
-        example={name: np.zeros_like(column) for name, column in columns.items()},  # the example has no rows of a client
+        example={
+            name: np.zeros_like(column) for name, column in columns.items()
+        },  # the example has no rows of a client
         latents=tuple(latents),
         locals_=tuple(locals_),
         learned=_learned(function, columns, num_units, [name for name in base if base[name].type == "param"]),
