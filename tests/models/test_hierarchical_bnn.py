@@ -22,7 +22,7 @@ from tests.marks import needs_data
 SIZES = (4, 3, 2)
 BOTH = pytest.mark.parametrize("make", [hierarchical_bnn, fedpop])
 OPTIONS = {
-    "family": mean_field, "coupled": False, "dense": False, "num_samples": 1, "batch_size": 5, "dtype": jnp.float32,
+    "covariance": mean_field, "coupled": False, "dense": False, "num_samples": 1, "batch_size": 5, "dtype": jnp.float32,
 }  # fmt: skip
 
 

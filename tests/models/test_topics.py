@@ -23,7 +23,7 @@ from cavity_experiments.runner import Size
 from tests.marks import needs_data
 
 TOPICS, WORDS = 3, 5
-OPTIONS = {"family": mean_field, "coupled": False, "dense": False, "num_samples": 1, "dtype": jnp.float32}
+OPTIONS = {"covariance": mean_field, "coupled": False, "dense": False, "num_samples": 1, "dtype": jnp.float32}
 
 
 def counts(num_documents=6, seed=0):
