@@ -17,7 +17,8 @@ import cavity.models
 from cavity.core import Data, LatentModel, Model
 from cavity.core.client_data import as_data
 from cavity.distributions import Beta, DiagonalGaussian, Dirichlet, FullGaussian, Gamma
-from cavity.likelihoods import CategoricalSoftmax
+from cavity.likelihoods import CategoricalSoftmax, PoissonLog
+from cavity.models.mixed.grouped_regression import GroupedRegression, GroupEffects
 from cavity.models.mixed.marginal import marginal_model
 from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn
 from cavity.models.numpyro.globals_only import SERVER, as_rows
@@ -148,10 +149,16 @@ def test_a_likelihood_that_is_not_a_sum_over_rows_counts_rows_by_their_weights()
     assert set(model.server_entries()) == {SERVER}
 
 
+def mixed_regression():
+    effects = (GroupEffects(("1", "age"), "ward"),)
+    return GroupedRegression(PoissonLog(), ("age", "rx"), effects, [10.0, 2.5, 1.5], [], [2.0, 1.0])
+
+
 LATENT = {
     "numpyro": (grouped_model, {"group": GROUPS, "y": COUNTS}),
     "hierarchical BNN": (lambda: hierarchical_bnn(2, 2, 3), (X, CLASSES)),
     "FedPop": (lambda: fedpop(2, 2, 3), (X, CLASSES)),
+    "mixed regression": (mixed_regression, {"x": X, "y": COUNTS, "z": X, "group": GROUPS}),
 }
 
 
