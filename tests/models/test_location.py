@@ -82,9 +82,9 @@ def test_how_it_is_built():
     assert normal_location(2, prior=prior).prior is prior
     for wrong, reason in (
         ({"noise_sd": 0.0}, "noise_sd must be positive"),
-        ({"covariance": np.eye(3)}, "symmetric 2 x 2"),
-        ({"covariance": [[1.0, 0.5], [0.0, 1.0]]}, "symmetric 2 x 2"),
-        ({"covariance": [[1.0, 2.0], [2.0, 1.0]]}, "positive definite"),
+        ({"noise_covariance": np.eye(3)}, "symmetric 2 x 2"),
+        ({"noise_covariance": [[1.0, 0.5], [0.0, 1.0]]}, "symmetric 2 x 2"),
+        ({"noise_covariance": [[1.0, 2.0], [2.0, 1.0]]}, "positive definite"),
         ({"prior": FullGaussian(jnp.ones(3), jnp.eye(3))}, "the prior has dimension 3, the noise 2"),
     ):
         with pytest.raises(CavityError, match=reason):
