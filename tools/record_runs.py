@@ -26,7 +26,7 @@ import optax
 jax.config.update("jax_enable_x64", True)
 
 import cavity  # noqa: E402
-from cavity import distributions, divergences, losses, models, schedules, solvers  # noqa: E402
+from cavity import divergences, losses, models, schedules, solvers  # noqa: E402
 from cavity.algorithms import InducingAverage  # noqa: E402
 from cavity.solvers.shared_descent import SharedDescent  # noqa: E402
 
@@ -100,7 +100,7 @@ def regression_runs() -> Iterator[tuple[str, Callable[[], Numbers]]]:
     yield "family poisson", ran(cavity.PVI(models.poisson_regression(2)), counts())
     yield "family linear", ran(cavity.PVI(models.linear_regression(2)), real())
     yield "family linear, noise known", ran(cavity.PVI(models.linear_regression(2, noise_sd=0.7)), real())
-    diagonal = models.logistic_regression(2, family=distributions.DiagonalGaussian)
+    diagonal = models.logistic_regression(2, covariance="diagonal")
     yield "covariance diagonal", ran(cavity.PVI(diagonal), binary())
     with_shrinkage_prior = models.with_shrinkage_prior(logistic, models.Horseshoe(0.5))
     yield "prior horseshoe", ran(cavity.PVI(with_shrinkage_prior), binary())
@@ -129,7 +129,7 @@ def regression_runs() -> Iterator[tuple[str, Callable[[], Numbers]]]:
         yield f"schedule {name}", ran(cavity.PVI(logistic), binary(), schedule=schedule)
 
     yield "engine block", ran(cavity.PVI(logistic), binary(), rounds_per_block=3)
-    yield "engine held by clients", ran(cavity.PVI(logistic), binary(), held_by_clients=True)
+    yield "engine held by clients", ran(cavity.PVI(logistic), binary(), factors="clients")
 
     def streamed() -> Numbers:
         clients = binary()
@@ -163,7 +163,7 @@ def regression_runs() -> Iterator[tuple[str, Callable[[], Numbers]]]:
 
 def method_runs() -> Iterator[tuple[str, Callable[[], Numbers]]]:
     """The other methods."""
-    flat = models.linear_regression(2, noise_sd=0.7, family=distributions.DiagonalGaussian)
+    flat = models.linear_regression(2, noise_sd=0.7, covariance="diagonal")
     descent = solvers.Gradient(optax.adam, 0.02, num_steps=60, batch_size=None)
     settings: dict[str, Any] = {"rounds": 3, "tolerance": 0.0}
     yield "fedep", lambda: numbers_of(cavity.run(cavity.FedEP(flat, solver=descent), real(), **settings))

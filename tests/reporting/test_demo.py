@@ -103,7 +103,7 @@ def test_the_level_of_intervals_can_be_chosen(tmp_path, command):
     assert "95 % interval" not in out
     code, _, err = command("demo", "--output", str(tmp_path), "--level", "95")
     assert code != 0
-    assert "level is a probability between 0 and 1" in err
+    assert "level must be a probability between 0 and 1" in err
 
 
 def test_the_picture_is_there(demo):
