@@ -191,5 +191,5 @@ def test_a_numpyro_model_with_local_latents():
     assert "the change of the globals" in str(disclosures(study)[0])
     averaged = parse_study(text.replace('"sfvi"', '"sfvi-avg"\ntotal = 4\nlocal_steps = 5').replace("= 20", "= 2"))
     assert len(run_study(averaged, clients).history) == 2
-    with pytest.raises(StudyError, match="cannot fit a model with local latents"):
-        study_algorithm(parse_study(text.replace('"sfvi"', '"pvi"')), Scaling())
+    integrated = study_algorithm(parse_study(text.replace('"sfvi"', '"pvi"')), Scaling())
+    assert isinstance(integrated.model, cavity.models.MarginalModel)
