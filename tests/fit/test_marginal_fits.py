@@ -87,7 +87,7 @@ def test_it_is_near_the_exact_posterior(fit):
     mean, sd = exact(columns())
     q = fit.posterior
     np.testing.assert_allclose((np.asarray(q.mean) - mean) / sd, 0.0, atol=0.05)
-    np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.06)
+    np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance)))[:2], sd[:2], rtol=0.06)
 
 
 def test_clients_agree_with_pooled_rows(fit, model):
@@ -108,8 +108,10 @@ def test_the_summary_says_how_latents_were_integrated_out(fit):
 
 
 def test_the_verdict_is_known(fit):
-    assert fit.verdict.verdict in ("exact for practical purposes", "good", "rough")
+    """The log of the group sd is skewed, which the verdict says; its corrected values are near the exact ones."""
+    assert fit.verdict.verdict == "rough"
     mean, sd = exact(columns())
+    np.testing.assert_allclose(list(fit.verdict.sds.values()), sd, rtol=0.06)
     np.testing.assert_allclose((np.array(list(fit.verdict.means.values())) - mean) / sd, 0.0, atol=0.05)
 
 
