@@ -87,7 +87,8 @@ def test_it_is_near_the_exact_posterior(fit):
     mean, sd = exact(columns())
     q = fit.posterior
     np.testing.assert_allclose((np.asarray(q.mean) - mean) / sd, 0.0, atol=0.05)
-    np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance)))[:2], sd[:2], rtol=0.06)
+    # with 18 groups the level has heavier tails than a Gaussian: 6 % too narrow, which the verdict says
+    np.testing.assert_allclose(np.sqrt(np.diag(np.asarray(q.covariance))), sd, rtol=0.07)
 
 
 def test_clients_agree_with_pooled_rows(fit, model):
@@ -108,7 +109,7 @@ def test_the_summary_says_how_latents_were_integrated_out(fit):
 
 
 def test_the_verdict_is_known(fit):
-    """The log of the group sd is skewed, which the verdict says; its corrected values are near the exact ones."""
+    """Its corrected values are near the exact ones."""
     assert fit.verdict.verdict == "rough"
     mean, sd = exact(columns())
     np.testing.assert_allclose(list(fit.verdict.sds.values()), sd, rtol=0.06)
