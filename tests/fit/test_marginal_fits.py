@@ -219,7 +219,7 @@ def test_what_cannot_be_integrated_out_is_refused():
 
 @pytest.mark.slow
 def test_one_unit_per_client_with_a_vague_prior():
-    """Eight schools over eight clients: undamped rounds never end, since a factor has negative precision in log tau."""
+    """Eight schools over eight clients: undamped rounds overshoot and never end."""
     effect = np.array([28.39, 7.94, -2.75, 6.82, -0.64, 0.63, 18.01, 12.16])
     error = np.array([14.9, 10.2, 16.3, 11.0, 9.4, 11.4, 10.4, 17.6])
 
@@ -239,4 +239,3 @@ def test_one_unit_per_client_with_a_vague_prior():
     fit = cavity.run(cavity.PVI(model), each, rounds=12, tolerance=0.0, metrics=kl)
     assert min(record["kl"] for record in fit.history[:7]) < 1e-2
     assert fit.history[-1]["kl"] < 1e-3
-    assert min(float(np.asarray(entry.precision)[1, 1]) for entry in fit.server.entries.values()) < 0
