@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-slow test-pythons lint format bench lock clean
+.PHONY: install demo test test-experiments test-slow test-pythons lint format bench lock clean
 
 # Rebuilt when the requirements change. requirements.lock has every package, and the build's, by its hashes.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -19,7 +19,11 @@ demo: install
 	$(BIN)/cavity demo
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests src
+
+# The fast tests of the second distribution: loaders of public data, the papers' tables, benchmarks.
+test-experiments: install
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" experiments
 
 # With types and shapes of arrays checked at every call.
 test-slow: install

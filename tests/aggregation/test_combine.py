@@ -99,6 +99,7 @@ def assert_minimiser(name, prior, factors, combine=combine):
     np.testing.assert_allclose(got.precision_matrix, expected.precision_matrix, rtol=1e-5, atol=1e-6)
 
 
+@thorough
 def test_on_a_line_inside_a_compiled_program():
     """As a block of rounds calls it."""
     prior, factors = (jax.tree.map(jnp.asarray, each) for each in case(DiagonalGaussian, 1))
@@ -147,6 +148,7 @@ def test_improper_factors():
     assert_minimiser("Renyi 2.5", prior, factors)
 
 
+@thorough
 def test_in_double_precision_whatever_the_clients_compute_in():
     prior, factors = case(FullGaussian, 2)
     double = combine(ReverseKL(), prior, factors)

@@ -14,6 +14,7 @@ from cavity.errors import CavityError
 from cavity.models import logistic_regression
 from cavity.schedules import Sequential, Synchronous
 from tests import scenarios
+from tests.marks import thorough
 
 
 def exponents(damping, rounds, *, one_at_a_time=False):
@@ -142,6 +143,7 @@ def test_a_product_that_no_exponent_saves_is_refused():
     np.testing.assert_array_equal(after.entries["a"].precision, 0.0)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("schedule", "damping"),
     [(Synchronous(), Fixed(1 / 3)), (Sequential(), Fixed(0.5))],

@@ -84,6 +84,7 @@ def test_plain_descent_on_deltas_is_damping():
     assert_same(damped.posterior, descended.posterior)
 
 
+@thorough
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("optimiser", [optax.adam, optax.adagrad])
 def test_any_optimiser_per_entry_keeps_the_product(optimiser, block):
@@ -94,6 +95,7 @@ def test_any_optimiser_per_entry_keeps_the_product(optimiser, block):
     assert_product(fit.withdraw("york", rounds=2, tolerance=0.0))
 
 
+@thorough
 def test_the_papers_two_optimisers():
     """The server's on the mean of the deltas, the client's on its own; the remainder is an entry of the server."""
     model, clients = linear_model(), linear_clients()
@@ -239,6 +241,7 @@ def test_fedadam():
     np.testing.assert_allclose(fit.posterior.location - 1.0, 0.05 * np.sign(step), rtol=1e-5)
 
 
+@thorough
 def test_burn_in_and_warm_start():
     """The product is kept and nothing counted twice: EP then converges to the posterior of the pooled rows."""
     model, clients = linear_model(FullGaussian), linear_clients()
@@ -348,6 +351,7 @@ def test_prediction_with_a_point_and_with_draws():
     assert abs(float(fit.predict(x).mean[0]) - 0.5) < abs(float(fit.predict(x, point=True).mean[0]) - 0.5)
 
 
+@thorough
 def test_what_cannot_be():
     model, clients = linear_model(), linear_clients()
     with pytest.raises(ProtocolError, match="optimiser.s state"):

@@ -62,6 +62,7 @@ PVI_CASES = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("case", PVI_CASES)
 def test_with_likelihood_and_kl_it_is_pvi_bit_for_bit(case):
     model, batch, options = PVI_CASES[case]()
@@ -337,6 +338,7 @@ def test_a_client_with_nearly_all_rows_converges(sizes, family):
     assert cavity.kl(fit.posterior, pooled.posterior) < 1e-8
 
 
+@thorough
 @pytest.mark.parametrize(("loss", "divergence"), [
     (losses.Beta(0.7), KL()), (NLL, ReverseKL()), (NLL, FisherRao()),
     (ScoreMatching(SquaredExponential(2.0)), KL()),

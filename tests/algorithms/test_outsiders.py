@@ -103,6 +103,7 @@ def test_a_divergence(tmp_path):
     assert fit.posterior.mean[0] == pytest.approx(x[:, 0] @ y / (2.0 * 2.0**2) / tempered_precision, rel=1e-6)
 
 
+@thorough
 @VARIANTS
 def test_a_divergence_survives_faults(held_by_clients):
     check_survives_faults(tempered(), linear_clients(), 15, held_by_clients=held_by_clients, tolerance=1e-7, rest=1e-9)
@@ -143,6 +144,7 @@ def test_a_likelihood(tmp_path):
     assert fit.predict([[1.0]]).mean.shape == (1,)
 
 
+@thorough
 @VARIANTS
 def test_a_likelihood_survives_faults(held_by_clients):
     check_survives_faults(heavy_tailed(), linear_clients(), 6, held_by_clients=held_by_clients, rest=1e-10)
@@ -176,6 +178,7 @@ def test_a_schedule(tmp_path):
     assert distance(fit.posterior, other_order.posterior) < 1e-8
 
 
+@thorough
 @VARIANTS
 def test_a_schedule_survives_faults(held_by_clients):
     check_survives_faults(conjugate(), linear_clients(4), 10, held_by_clients=held_by_clients, schedule=HalfAtRandom())

@@ -338,6 +338,7 @@ def test_the_posterior_is_prior_times_entries_whatever_is_removed():
         np.testing.assert_allclose(fit.posterior.precision, total, rtol=1e-12)
 
 
+@thorough
 def test_a_saved_fit_resumes(tmp_path):
     namespace = page()
     algorithm = cavity.PVI(

@@ -349,6 +349,7 @@ def test_families_are_what_they_say(family):
     np.testing.assert_allclose(q.gaussian.mean, mean, rtol=1e-8)
 
 
+@thorough
 @pytest.mark.parametrize("widens", [False, True])
 def test_the_local_family_is_what_it_says(widens):
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cavity.core.random import standard_normal
 from cavity.distributions import DiagonalGaussian
 from cavity.distributions.mean_scale import MeanScale
+from tests.marks import thorough
 
 
 def member(seed, dimension=3):
@@ -49,6 +50,7 @@ def test_the_same_density(seed):
         np.testing.assert_allclose(left, right, **same)
 
 
+@thorough
 def test_standard_normal_rows_do_not_depend_on_how_many_follow():
     for num_columns in (1, 2, 5):
         few = standard_normal(jax.random.key(3), 7, num_columns, jnp.float32)

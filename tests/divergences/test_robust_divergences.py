@@ -15,6 +15,7 @@ from cavity.divergences.renyi import curvature
 from cavity.errors import ImproperError, UnsuitableError
 from tests.contracts import divergence as contract
 from tests.contracts.divergence import look
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -408,6 +409,7 @@ def test_f_divergence_in_many_dimensions():
     np.testing.assert_allclose(value, q.kl(p), rtol=0.3)
 
 
+@thorough
 def test_an_f_divergence_of_a_wide_q():
     """Far nodes do not overflow where q is six times wider, though 32 of them see p coarsely; chi^2 is infinite."""
     q, p = (DiagonalGaussian.from_moments(np.zeros(1), np.array([variance])) for variance in (36.0, 1.0))

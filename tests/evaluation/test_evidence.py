@@ -127,6 +127,7 @@ def test_it_follows_a_withdrawal_a_resumed_run_and_a_saved_fit(tmp_path):
         cavity.load(tmp_path).log_evidence  # a checkpoint, which has no time for it
 
 
+@thorough
 def test_wide_predictors_have_their_bound_too():
     """Up to sds of 7, where the nodes of the solver miss it."""
     x = np.array([-2, -1.5, -1, -0.5, 0.5, 1, 1.5, 2])[:, None]
@@ -152,6 +153,7 @@ def test_single_precision_adds_up_in_double():
     assert found == pytest.approx(pooled_bound(fit.posterior, x, y, 2.5), abs=1e-6)
 
 
+@thorough
 def test_a_network_of_many_weights_has_none():
     model = cavity.models.mlp_classifier(1, [300], 2)
     algorithm = cavity.PVI(model, solver=cavity.solvers.Gradient(optax.adam, 0.01, num_steps=1))

@@ -191,6 +191,7 @@ def test_the_evidence_of_one_rate_is_that_of_a_grid():
     assert fit.history[-1]["free_energy"] < exact
 
 
+@thorough
 def test_a_generalised_loss_stands_for_its_own_density():
     """With KL / 2, exp(-2 loss); with a tempered likelihood, its power."""
     y = np.random.default_rng(1).normal(size=(30, 1))

@@ -46,6 +46,7 @@ def test_scores_are_those_of_a_loop_over_folds():
         np.testing.assert_allclose(score, total / 48, rtol=1e-10)
 
 
+@thorough
 def test_robust_values_are_chosen_where_rows_are_wrong():
     found = cavity.choose(beta, [0.001, 0.1, 0.3], location_rows())
     assert found.lowest > 0.001

@@ -297,6 +297,7 @@ def test_local_latents_and_rounds_that_were_not_run_have_no_verdict():
     assert str(fit.verdict) == "not assessed: no round has been run"
 
 
+@thorough
 def test_streamed_clients_have_the_same_verdict():
     problem = scenarios.logistic()
     clients = scenarios.clients(problem.x, problem.y, scenarios.homogeneous(120, 4))

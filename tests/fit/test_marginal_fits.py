@@ -104,6 +104,7 @@ def closest_gaussian(data):
     return mean, root @ root.T
 
 
+@thorough
 def test_it_is_the_closest_gaussian(fit):
     assert isinstance(fit.algorithm.model, MarginalModel)
     assert fit.converged

@@ -132,6 +132,7 @@ def logistic_fit(num_clients):
     return cavity.run(cavity.PVI(logistic_regression(3)), scenarios.clients(PROBLEM.x, PROBLEM.y, parts))
 
 
+@thorough
 @pytest.mark.parametrize("num_clients", [1, 4])
 def test_without_a_closed_form_it_is_the_top_of_the_pooled_bound(num_clients):
     fit = logistic_fit(num_clients).learn(PriorScale())

@@ -13,6 +13,7 @@ from cavity.io.checkpoints import CHECKPOINT, RunDirectory, read_tree
 from cavity.study import parse_study
 from cavity.study.run import POSTERIOR, run_study, write_results
 from tests.fuzz_targets import STUDY, tables
+from tests.marks import thorough
 
 
 def npz(**arrays):
@@ -21,6 +22,7 @@ def npz(**arrays):
     return buffer.getvalue()
 
 
+@thorough
 def test_the_posterior_of_a_study_is_recognised(tmp_path):
     """`cavity.load` on the wrong one of the files that a study writes says which is the right one."""
     fit = run_study(parse_study(STUDY), tables(), directory=tmp_path / "run")

@@ -51,6 +51,7 @@ def test_conjugate_regression(held_by_clients, block):
     assert seen["reply accepted"] > 800
 
 
+@thorough
 @VARIANTS
 def test_damped(held_by_clients):
     """With an exponent below 1 the client cannot guess what became of its delta."""
@@ -76,6 +77,7 @@ def test_generalised(held_by_clients):
     check_survives_faults(algorithm, clients, 15, first_seed=40_000, held_by_clients=held_by_clients)
 
 
+@thorough
 @VARIANTS
 def test_a_single_client(held_by_clients):
     """The only member may be alone with a late joiner; the sum over clients hides nothing."""

@@ -272,6 +272,7 @@ def seen(name):
     return problems, np.asarray(exact())
 
 
+@thorough
 @pytest.mark.parametrize(
     ("model", "estimator", "batch_size"),
     [

@@ -26,6 +26,7 @@ def by_jax(layers, x):
     return x.reshape(len(x), -1) @ layers[-1]["weight"] + layers[-1]["bias"]
 
 
+@thorough
 def test_it_is_a_convolution():
     model = cnn_classifier(SHAPE, 3, channels=(4, 5), kernel=3, dtype=jnp.float64)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, *SHAPE)))

@@ -23,6 +23,7 @@ from cavity.models.glm.regression import gaussian_prior
 from cavity.simulation.stacks import buckets, device_mesh, stack_padded
 from cavity.solvers import SGMCMC, Gradient, Laplace, PowerEP, SGDIterates, StochasticNaturalGradient
 from tests.contracts.model import NUM_ROWS, check_model
+from tests.marks import thorough
 
 SIZES = {"york": 19, "leeds": 7, "hull": 33}
 PRIOR_SCALE = 1.5
@@ -107,6 +108,7 @@ def pooled_mode(data):
     return mode, hessian
 
 
+@thorough
 def test_by_laplace_it_is_the_mode_of_the_pooled_stratified_model():
     data = clients()
     fit = cavity.run(cavity.PVI(cox(), solver=Laplace()), data, rounds=30, tolerance=1e-12)

@@ -536,6 +536,7 @@ def test_counts_by_uncentred_year():
 # FedGVI
 
 
+@thorough
 @pytest.mark.parametrize(
     ("loss", "divergence", "power"),
     [
@@ -563,6 +564,7 @@ def test_fedgvi_of_the_likelihood_is_pvi():
     assert cavity.kl(fit.posterior, counted(3).posterior) < 1e-12
 
 
+@thorough
 def test_losses_and_divergences_that_would_bend_the_prior_are_refused():
     model = numpyro_model(counts, count_data())
     nll = NegativeLogLikelihood()
@@ -612,6 +614,7 @@ def test_what_sfvi_is_for_is_refused_by_name():
                 method(model)
 
 
+@thorough
 def test_data_that_do_not_fit_are_refused_with_the_client():
     algorithm = counted(1).algorithm
     with pytest.raises(cavity.errors.DataError, match="'leeds'.*column 'count' not found"):

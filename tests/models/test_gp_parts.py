@@ -67,6 +67,7 @@ def observations(seed, groups=1, full=False):
     return PseudoObservations(rng.normal(size=(groups, 3, 1)), rng.normal(size=(groups, 3)), precision)
 
 
+@thorough
 @pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
 def test_a_product_is_the_union_and_a_power_scales_the_precision(full):
     model = gp.fixed(np.linspace(-2, 2, 4)[:, None])
@@ -188,6 +189,7 @@ def test_a_factor_is_fitted_before_phi_moves():
     np.testing.assert_allclose(first, 0.01, rtol=1e-3)  # the first step of Adam, wherever there is a gradient
 
 
+@thorough
 def test_student_t_by_its_contract():
     likelihood = StudentT(0.7, degrees=5.0)
     f = jnp.asarray(RNG.normal(size=(5, 1)))

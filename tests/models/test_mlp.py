@@ -87,6 +87,7 @@ def test_the_prior_has_the_scale_that_was_asked_for():
     np.testing.assert_array_equal(model.prior.mean, np.zeros(26))
 
 
+@thorough
 def test_predicted_probabilities():
     """They sum to one, and are the average over the weights and not the net of the average weights."""
     model = mlp_classifier(3, [4], 3)

@@ -442,6 +442,7 @@ def test_a_weight_of_two_is_the_row_twice(name):
     assert not np.allclose(one, pool.log_joint(0))
 
 
+@thorough
 @pytest.mark.parametrize("name", ["matrices", "dependent support", "learned", "transformed", "slopes"])
 def test_constrained_values_are_those_of_numpyro(name):
     pool = Pool(name, 1)
@@ -560,6 +561,7 @@ def test_a_plate_as_large_as_the_example_still_draws_elsewhere():
     assert np.isfinite(values).all()
 
 
+@thorough
 def test_without_compilation_the_same():
     """Also where an example of zeros is no data that the model could have."""
 

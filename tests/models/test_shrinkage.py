@@ -180,6 +180,7 @@ def test_names_and_places():
     assert [classes.parameter_names[i] for i in classes.places] == ["class 1: dose", "class 2: dose"]
 
 
+@thorough
 def test_what_does_not_fit_is_reported():
     regression = logistic_regression(2)
     with pytest.raises(CavityError, match="scale of a prior must be positive"):

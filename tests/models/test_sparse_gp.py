@@ -279,6 +279,7 @@ def test_repeated_inputs_and_constant_columns_work():
     assert np.isfinite(fit.predict(x).log_prob(y)).all()
 
 
+@thorough
 def test_a_fit_is_saved_and_goes_on(tmp_path):
     model = gp.fixed(Z, OwnRows(20), jitter=1e-6)
     algorithm = HierarchicalPVI(model, solver=SharedDescent(optax.adam, num_steps=1))
@@ -344,6 +345,7 @@ def test_densities_of_narrow_likelihoods():
     assert np.isfinite(counts.log_prob(np.array([300.0]))).all()
 
 
+@thorough
 def test_whole_numbers_are_learned_like_others_and_nothing_to_summarise_is_no_error():
     from cavity.models.gp.kernels import matern32
 
@@ -597,6 +599,7 @@ def test_hyperparameters_and_inducing_inputs_are_those_of_pooling(schedule, damp
     _close(fit.posterior.shared.mean[-3:], pooled.shared.mean[-3:], 0.15)
 
 
+@thorough
 @pytest.mark.parametrize("form", ["diagonal", "full"])
 def test_a_factor_has_the_information_of_its_rows(form):
     """E[log N(m; f(V), noise)], each seen S^-1 times, by the covariance of f at V: plain matrices, wherever phi is."""

@@ -68,9 +68,10 @@ class Served:
     """A proxy in a thread, with an upstream behind it."""
 
     def __init__(self, folder, clients):
-        self.port, self.file, self.got = free_port(), folder / "upstream", []
+        self.file, self.got = folder / "upstream", []
         self._upstream = http.server.ThreadingHTTPServer((HOST, 0), type("Own", (Upstream,), {"got": self.got}))
         self._upstream.daemon_threads = True
+        self.port = free_port()  # chosen after the upstream has its own
         self.open()
         settings = ProxySettings(HOST, self.port, str(self.file), clients=clients)
         self._connections = []

@@ -54,6 +54,7 @@ def test_what_is_sent_has_no_names_numbers_or_effects_of_groups(sent):
         assert not [secret for secret in secrets if secret in message]
 
 
+@thorough
 def test_the_update_is_a_gaussian_of_the_shared_parameters(sent):
     *_, reply = sent
     size = 4  # intercept, age, sex and the log of the sd

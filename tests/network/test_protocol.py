@@ -658,6 +658,7 @@ class TestStudies:
         again = simulated.run()  # a restarted server does not add it again
         assert again.server.names == ("leeds", "hull")
 
+    @thorough
     def test_a_withdrawal_that_a_crash_interrupts(self, tmp_path, monkeypatch):
         simulated = SimulatedStudy(tmp_path, SLOW)
 

@@ -123,6 +123,7 @@ def test_the_reference_learns():
     assert float(server.posterior.mean[1]) > 0.5
 
 
+@thorough
 @method_of
 def test_steps(monkeypatch, method):
     """One by one from the host, which looks every few steps whether all are done."""
@@ -131,6 +132,7 @@ def test_steps(monkeypatch, method):
     assert_same(run_local(ALGORITHMS[method], clients()), reference(method))
 
 
+@thorough
 @method_of
 def test_padding(method):
     data = {name: pad(each, 50) for name, each in clients().items()}
@@ -162,6 +164,7 @@ def test_buckets_of_unequal_sizes(monkeypatch):
     assert_same(run_local(algorithm, data, 4, rounds=4), apart)
 
 
+@thorough
 @pytest.mark.parametrize(("method", "chunk"), [(NOISY, 1), (NOISY, 3), (EXACT, 7)])
 def test_streamed_chunks(method, chunk):
     algorithm, data = ALGORITHMS[method], clients()

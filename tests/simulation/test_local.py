@@ -283,6 +283,7 @@ def test_one_compilation_per_shape():
     assert len(traces) == 2 * once
 
 
+@thorough
 @pytest.mark.parametrize(
     "sweep",
     [

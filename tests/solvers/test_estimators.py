@@ -107,6 +107,7 @@ def test_neither_samples_nor_batches_nor_padding_nor_weights_matter(estimator, n
     assert_unbiased(estimator(num_samples), batch_size, problem(model, pad(rows(2), NUM_PADDED)), reference)
 
 
+@thorough
 def test_the_reference_by_hand():
     """E_q[loss] of a linear regression, with weights and padding: a closed form."""
     model = linear_regression(2, noise_sd=0.8)

@@ -124,6 +124,7 @@ def test_descent_in_natural_parameters(family, cavity_precision):
     assert_answer(solved(exact(0.5, coordinates=NaturalCoordinates()), this), this)
 
 
+@thorough
 @family_of
 @proper_or_not
 def test_lbfgs(family, cavity_precision):
@@ -296,6 +297,7 @@ SWEEPS = {
 }
 
 
+@thorough
 @pytest.mark.parametrize(
     ("run", "sweep"),
     [(drive.run_as_loop, name) for name in SWEEPS]

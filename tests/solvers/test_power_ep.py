@@ -47,6 +47,7 @@ def test_contract(case):
     contract.check(*case)
 
 
+@thorough
 def test_numbers_do_not_recompile():
     sweep = [PowerEP(alpha, tolerance=tolerance) for alpha in (1.0, 0.5) for tolerance in (1e-6, 1e-9)]
     contract.check_no_recompilation(*sweep, family=FullGaussian)
@@ -410,6 +411,7 @@ def test_a_row_with_an_improper_cavity_keeps_its_factor_for_a_sweep():
     assert_moments(solution.tilted, in_numpy(probit_log_likelihood, x, y, 1.0), 1e-5)
 
 
+@thorough
 def test_an_improper_product_is_not_taken():
     """A sweep that leads to no Gaussian leaves q where it was, and the next one is half as long."""
     x, y = rows("probit")
@@ -458,6 +460,7 @@ def test_what_power_ep_cannot_carry():
 # Algorithm 3
 
 
+@thorough
 @pytest.mark.parametrize("alpha", [0.2, 0.5])
 def test_a_minimum_of_the_alpha_divergence_has_the_moments_of_the_geometric_mean(alpha):
     """One coefficient, on a grid: q has the moments of tilted^alpha q^(1 - alpha)."""

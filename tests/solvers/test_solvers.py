@@ -184,6 +184,7 @@ def test_the_step_limit_is_reported():
     assert int(loose.steps) < int(tight.steps)
 
 
+@thorough
 def test_single_precision():
     scenario = scenarios.logistic()
     reference = scenarios.gaussian_optimum(scenario, mean_field=False)

@@ -110,6 +110,7 @@ def test_the_model_computes_in_scaled_units_and_reports_in_those_of_the_data():
     np.testing.assert_allclose(computed, by_hand, rtol=1e-9)
 
 
+@thorough
 def test_the_marginal_likelihood_is_the_normal_density_of_the_reported_parameters():
     found, frames = study(), hospitals()
     scaling = scaling_of(found, list(frames.values()))

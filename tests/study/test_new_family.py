@@ -22,6 +22,7 @@ from cavity.study.disclosure import disclosures
 from cavity.study.families.regression_family import coefficient_scales
 from cavity.study.run import run_study
 from tests.contracts.family import check_family
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -267,6 +268,7 @@ def in_rows(columns):
     return {"died": died, "age": np.repeat(columns["age"], columns["patients"])}
 
 
+@thorough
 def test_an_outcome_of_several_columns():
     study = parse_study(TRIALS)
     assert [column.name for column in study.outcome_columns] == ["deaths", "patients"]

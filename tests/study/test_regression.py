@@ -79,6 +79,7 @@ def test_scaling_changes_only_the_prior():
         np.testing.assert_allclose(scaled[estimate.name].sd, estimate.sd, rtol=1e-5)
 
 
+@thorough
 def test_data_frames_predictions_and_files(tmp_path):
     frames = {name: pd.DataFrame(columns) for name, columns in hospitals().items()}
     fit = cavity.regression(FORMULA, frames, levels=LEVELS)
@@ -224,6 +225,7 @@ def test_an_identifier_is_not_taken_for_a_category():
         cavity.regression("died ~ patient", {"leeds": frame})
 
 
+@thorough
 def test_formulas_need_neither_formulaic_nor_pandas():
     program = (
         "import sys\nsys.modules['formulaic'] = sys.modules['pandas'] = None\nfrom cavity.study.design import Design\n"

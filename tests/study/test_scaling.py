@@ -15,6 +15,7 @@ from cavity.study.columns import Category, Number
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.formula import parse_formula
 from cavity.study.scaling import ScaledColumn, Scaling, Sums, reason_to_refuse, scaling_from, sums_of
+from tests.marks import thorough
 from tests.studies import FEDERATED, hospitals, trial
 
 
@@ -142,6 +143,7 @@ def test_coefficients_in_the_units_of_the_data_are_exact(formula):
     )
 
 
+@thorough
 def test_the_summary_says_if_results_are_of_scaled_columns():
     rng = np.random.default_rng(0)
     frames = {"a": {"y": rng.normal(size=40), "age": rng.normal(60, 5, 40)}}

@@ -13,6 +13,7 @@ from cavity.core.client_data import Weighted, as_data, prepare_clients
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import BernoulliLogit, GaussianUnknownNoise, PoissonLog
 from cavity.models.mixed.grouped_regression import GroupedRegression, GroupEffects
+from tests.marks import thorough
 
 KEY = jax.random.key(0)
 FIXED, SD_SCALE = [10.0, 2.5, 1.5], [2.0, 1.0, 0.5]
@@ -116,6 +117,7 @@ def test_effects_are_reported_per_unit_of_the_data():
     assert float(found["1,age|ward_corr"]) == pytest.approx(np.tanh(0.6))
 
 
+@thorough
 def test_rows_and_units_of_weight_zero_change_nothing():
     client, regression = rows(), model(BernoulliLogit())
     weight = np.random.default_rng(2).integers(0, 3, 12).astype(float)

@@ -63,6 +63,7 @@ def levels(y, count):
 OUTCOMES = {"y": np.array([0.0, 3.0, 7.0, 1.0]), "count": np.array([7.0, 7.0, 7.0, 2.0])}
 
 
+@thorough
 def test_one_latent_against_a_dense_grid():
     model = numpyro_model(levels, OUTCOMES)
     data, z = model.prepare(OUTCOMES), jnp.asarray([-1.7, np.log(4.0)])
@@ -122,6 +123,7 @@ def test_three_latents_against_a_dense_grid():
         assert found[u] == pytest.approx(np.log(np.sum(np.exp(prior + log_p))), abs=5e-3)
 
 
+@thorough
 @pytest.mark.parametrize("order", [3, None])
 def test_the_gradient_is_that_of_the_computed_value(order):
     """With three nodes the value is off by far more than the difference that is allowed here."""
@@ -135,6 +137,7 @@ def test_the_gradient_is_that_of_the_computed_value(order):
         assert gradient[i] == pytest.approx(float(total(z + step) - total(z - step)) / (2 * h), rel=1e-6)
 
 
+@thorough
 def test_nodes_in_groups_give_the_same(monkeypatch):
     model = numpyro_model(levels, OUTCOMES)
     data, z = model.prepare(OUTCOMES), jnp.asarray([-1.7, 0.5])
