@@ -38,7 +38,9 @@ from tests import own_models
 from tests.contracts.faults import distance
 from tests.flower_network import NAMES, OUTSIDE, Rig, study_text
 from tests.network.test_flower_proxy import superlink_routes
+from tests.network.test_mixed_studies import BERNOULLI
 from tests.studies import UNSCALED, gap, patients
+from tests.study.test_mixed_models import hospital
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("quick_to_compile")]
 
@@ -131,6 +133,17 @@ def test_the_same_posterior_as_in_one_process(rig, tmp_path, method, schedule):
     for name in NAMES:
         copy = tmp_path / name / "results" / "posterior.npz"
         assert copy.read_bytes() == (tmp_path / "run" / "posterior.npz").read_bytes()
+
+
+def test_a_study_with_random_effects(rig, tmp_path):
+    frames = {name: hospital(name, 4, i) for i, name in enumerate(NAMES)}
+    tables = {name: as_table({**frame, "died": frame["died"].tolist()}) for name, frame in frames.items()}
+    study = FlowerStudy(rig, tmp_path, study_text(4, text=BERNOULLI), tables)
+    fit, reference = study.run(), study.in_one_process()
+    assert fit.converged
+    assert gap(fit.posterior, reference.posterior) < 1e-6
+    for path in tmp_path.glob("*/sent.jsonl"):
+        assert f"{path.parent.name}-0" not in path.read_text()  # the name of a ward
 
 
 def test_replies_that_are_replayed_truncated_or_of_another_study_are_refused(rig, tmp_path, caplog):

@@ -8,15 +8,19 @@ import pytest
 
 from cavity.io import serialization
 from cavity.models.glm.columns import units_of
+from cavity.models.latent_prior import SERVER
 from cavity.models.mixed.conditional import conditional_modes
 from cavity.network.client import preview, site_of
 from cavity.network.limits import bounds, problem_with_scaling
 from cavity.network.protocol import RunConfig
+from cavity.network.run_directory import WITHDRAW, Requests
 from cavity.network.worker import first_reply
 from cavity.study import as_table, parse_study
 from cavity.study.building import scaling_of
 from tests.marks import thorough
-from tests.study.test_mixed_models import STUDY, hospitals
+from tests.network.test_protocol import Faults, SimulatedStudy, check_invariant
+from tests.studies import gap
+from tests.study.test_mixed_models import STUDY, hospital, hospitals
 
 BERNOULLI = STUDY.replace('"gaussian"', '"bernoulli"').replace("stay", "died").replace('died = { type = "number" }', "")
 BERNOULLI = BERNOULLI.replace("[columns]", '[columns]\ndied = { type = "boolean" }').replace(
@@ -76,3 +80,39 @@ def test_the_mean_of_a_posterior_is_bounded_and_its_precision_is_not(sent):
     assert limits.prior_sds == 5.0
     assert limits.added is None
     assert "integrated out" in limits.notes[0]
+
+
+THREE = BERNOULLI.replace('["leeds", "york"]', '["leeds", "york", "hull"]')
+THREE += "[run]\ntolerance = 1e-12\n"
+
+
+def three_hospitals():
+    frames = hospitals() | {"hull": hospital("hull", 6, 3)}
+    return {name: as_table({**frame, "died": frame["died"].tolist()}) for name, frame in frames.items()}
+
+
+@thorough
+def test_the_posterior_is_that_of_one_process_whatever_is_lost_or_killed(tmp_path):
+    """Through the real encoding; clients are killed and messages lost, repeated, delayed and damaged."""
+    faults = Faults(drop=0.1, repeat=0.1, delay=0.1, damage=0.05, client_crash=0.1)
+    simulated = SimulatedStudy(tmp_path, THREE, faults, seed=3, own_tables=three_hospitals())
+    fit = simulated.run()
+    assert fit.converged
+    check_invariant(tmp_path / "run", simulated.study)
+    assert simulated.transport.seen["client_crash"] > 0
+    assert gap(fit.posterior, simulated.whole().posterior) < 1e-6
+    sent = (tmp_path / "leeds" / "sent.jsonl").read_text()
+    assert "leeds-0" not in sent
+
+
+@thorough
+def test_a_client_withdraws(tmp_path):
+    simulated = SimulatedStudy(tmp_path, THREE, own_tables=three_hospitals())
+
+    def after_round(record, state):
+        if record["round"] == 2:
+            Requests(tmp_path / "run").put(WITHDRAW + "york")
+
+    fit = simulated.run(after_round)
+    assert fit.server.names == ("leeds", "hull", SERVER)
+    assert gap(fit.posterior, simulated.alone(["york"], scaled_by=simulated.study.clients)) < 1e-6

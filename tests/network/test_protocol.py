@@ -311,13 +311,9 @@ class TestClientStore:
 class SimulatedStudy:
     """A study with its server's folder, its clients' folders, and a simulated transport between them."""
 
-    def __init__(self, folder, text=STUDY, faults=None, seed=0, **config):
-        self.folder, self.text, self.study, self.tables = (
-            folder,
-            text,
-            parse_study(text, allow_models=[own_models.__name__]),
-            tables(),
-        )
+    def __init__(self, folder, text=STUDY, faults=None, seed=0, own_tables=None, **config):
+        self.folder, self.text, self.tables = folder, text, own_tables or tables()
+        self.study = parse_study(text, allow_models=[own_models.__name__])
         self.lines, self.config = [], config
         workers = {name: self.worker(name).handle for name in self.study.clients}
         self.transport = SimulatedTransport(workers, lambda name: self.worker(name).handle, faults or Faults(), seed)
