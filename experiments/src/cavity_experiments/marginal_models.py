@@ -2,7 +2,8 @@
 
 Clients integrate their random effects out, so that their entries are Gaussians of the shared parameters. The pooled
 fit is that of one client with all rows. Its own error is measured against the posterior by importance weights
-(`Fit.verdict`), whose Pareto k is reported; in default and full size also against NUTS on pooled rows.
+(`Fit.verdict`), whose Pareto k is reported; in full size also against NUTS on pooled rows. Then models by formula
+against NUTS, the exchanges that SFVI needs, and the coverage of intervals.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from cavity.fit.run import Fit, run
 from cavity.models import numpyro_model
 from cavity_experiments import mixed_models as mixed
 from cavity_experiments import sources
+from cavity_experiments.mixed_coverage import coverage
+from cavity_experiments.mixed_exchanges import exchanges
+from cavity_experiments.mixed_formulas import mixed_formulas
+from cavity_experiments.mixed_formulas import studies as formula_studies
 from cavity_experiments.mixed_models import sample
 from cavity_experiments.runner import Journal, Size
 
@@ -123,6 +128,8 @@ def marginal_models(journal: Journal, size: Size, seed: int) -> None:
             pooled = _pooled(journal, name, every[name], MEANS, SDS, whole=True)
             for count in (2, 10) if quick else ROUNDS:
                 _rounds(journal, name, every[name], pooled, count, seed)
+            study = every[name]
+            exchanges(journal, name, pooled, study.algorithm(), study.clients(10, seed), size, seed)
             if size is Size.FULL:
                 _against_nuts(journal, name, every[name], pooled, seed)
         for name in () if quick else ("radon, intercepts", "radon, slopes", "contraception"):
@@ -130,6 +137,8 @@ def marginal_models(journal: Journal, size: Size, seed: int) -> None:
             _rounds(journal, name, every[name], pooled, 10, seed, within=MOST_ROUNDS)
             if size is Size.FULL:
                 _against_nuts(journal, name, every[name], pooled, seed)
+        mixed_formulas(journal, size, seed, ("hospital stays",) if quick else tuple(formula_studies()))
+        coverage(journal, size, seed)
 
 
 def _pooled(journal: Journal, name: str, study: Study, means: float, sds: float, *, whole: bool) -> Fit:
