@@ -21,6 +21,7 @@ from numpyro.infer import MCMC, NUTS
 
 from cavity.core import Data, LatentModel
 from cavity.errors import CavityError
+from cavity.fit import method
 from cavity.fit.run import Fit
 
 
@@ -39,6 +40,14 @@ class Reference:
     values: dict[str, np.ndarray]
     r_hat: float
     ess: float
+
+
+def latent_model(fit: Fit) -> LatentModel:
+    """The model of a fit by PVI whose clients integrate local latents out, with its local latents."""
+    marginal = method.marginal_or_none(fit.algorithm)
+    if marginal is None:
+        raise CavityError("the clients of this fit integrate no latents out")
+    return marginal.latent
 
 
 def joint_density(model: LatentModel, clients: dict[str, Data], z: dict[str, Array]) -> Array:
@@ -65,7 +74,7 @@ def by_nuts(fit: Fit, *, num_draws: int, seed: int, num_warmup: int = 1000, chai
     Returns:
         The draws.
     """
-    model: LatentModel = fit.algorithm.model.latent
+    model = latent_model(fit)
     prepared = fit.population("run NUTS").data
     if prepared is None:
         raise CavityError("NUTS needs the clients in memory")

@@ -13,6 +13,7 @@ import numpy as np
 
 from cavity.algorithms import PVI, SFVI
 from cavity.fit.run import Fit, run
+from cavity_experiments.joint_nuts import latent_model
 from cavity_experiments.runner import Journal, Size
 
 NEAR = 0.05  # posterior sds
@@ -43,7 +44,7 @@ def exchanges(
 
     ours = run(algorithm, clients, rounds=ROUNDS, tolerance=0.0, metrics=off(lambda q: q.mean), seed=seed)
     theirs = run(
-        SFVI(pooled.algorithm.model.latent),
+        SFVI(latent_model(pooled)),
         clients,
         rounds=EXCHANGES[size],
         tolerance=0.0,

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from cavity.fit.run import Fit
+from cavity.models.mixed.grouped_regression import GroupedRegression
 from cavity.study.regression import regression
 from cavity_experiments import sources
-from cavity_experiments.joint_nuts import by_nuts
+from cavity_experiments.joint_nuts import by_nuts, latent_model
 from cavity_experiments.runner import Journal, Size
 
 MEANS, SDS, MOST_ROUNDS = 0.1, 0.07, 10  # of fixed effects: posterior sds, relative; rounds
@@ -100,7 +101,9 @@ def mixed_formulas(journal: Journal, size: Size, seed: int, names: tuple[str, ..
 def compare(fit: Fit, computed: np.ndarray, values: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """Each shared parameter of the Gaussian beside the reference, on its own scale, and its reported value."""
     names = fit.algorithm.model.parameter_names
-    num_fixed = len(fit.algorithm.model.latent.fixed_names)
+    model = latent_model(fit)
+    assert isinstance(model, GroupedRegression)
+    num_fixed = len(model.fixed_names)
     mean, sd = np.asarray(fit.posterior.mean), np.sqrt(np.diag(np.asarray(fit.posterior.covariance)))
     theirs, spread = computed.mean(0), computed.std(0)
     summary = fit.summary()
