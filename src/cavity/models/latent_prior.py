@@ -5,7 +5,7 @@ A prior that is no Gaussian on the unconstrained scale is
     p(z) = base(z) * [p(z) / base(z)],
 
 and the correction is one more entry of the ledger, whose owner is the server (`SERVER`): it is refined as a client's
-factor is, and the base drops out.
+factor is, and the base cancels.
 """
 
 from __future__ import annotations

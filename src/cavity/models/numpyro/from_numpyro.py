@@ -1,4 +1,4 @@
-"""From a NumPyro function to a federated model: what it is asked, where it starts, and what is refused."""
+"""From a NumPyro function to a federated model: its parts, where it starts, and what is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def numpyro_model(
         start: unconstrained values from which sites start, where the median of the prior is no good start.
 
     Raises:
-        CavityError: naming the site that cannot be carried: a discrete latent, an observation that is not one per row
+        CavityError: naming the site that is not supported: a discrete latent, an observation that is not one per row
             or depends on other rows, a local site that a global one depends on, a prior that looks at the data.
     """
     columns = example_columns(example, function, unit, num_units)

@@ -4,8 +4,8 @@ The latents live on their unconstrained scale. A prior that is no Gaussian there
 
     p(z) = base(z) * [p(z) / base(z)],
 
-and the correction is one more row of the ledger, whose owner is the server (`SERVER`): it is refined as a client's
-factor is, and the base drops out.
+and the correction is one more entry of the ledger, whose owner is the server (`SERVER`): it is refined as a client's
+factor is, and the base cancels.
 """
 
 from __future__ import annotations
