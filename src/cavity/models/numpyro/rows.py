@@ -25,7 +25,7 @@ Terms = dict[str, np.ndarray]  # site -> log densities of rows or units [n, 2], 
 
 
 def check_rows(model: NumpyroModel, columns: Mapping[str, np.ndarray], drawn: Sequence[str]) -> None:
-    """Raise CavityError where the log density of a row or unit at a site depends on others; `drawn` sites are left out."""
+    """Raise CavityError where the log density of a row or unit depends on others; `drawn` sites are left out."""
     num_rows = len(next(iter(columns.values())))
     probe = _Probe(model, columns, drawn)
     name = depends_on_others(probe.of_rows, num_rows, removed=not drawn)
