@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cavity.evaluation.psis import ImportanceWeights
     from cavity.evaluation.verdict import Verdict
     from cavity.fit.execution import Metrics
+    from cavity.fit.heterogeneity import Heterogeneity
     from cavity.fit.local_posterior import LocalPosterior
     from cavity.fit.population import Population
     from cavity.fit.prediction import AnyPrediction
@@ -193,9 +194,6 @@ class Fit:
 
         Args:
             name: the client.
-
-        Returns:
-            The local posterior.
         """
         from cavity.fit import local_posterior
 
@@ -204,8 +202,7 @@ class Fit:
     def importance_weights(self, num_draws: int = 2000, seed: int = 0) -> ImportanceWeights:
         """Posterior draws with their importance weights, prior x likelihood / posterior.
 
-        All clients get the same draws, and each sends one number per draw: the log likelihood of its rows. `verdict`
-        uses such weights, with draws that reach further.
+        All clients get the same draws, and each sends one number per draw: the log likelihood of its rows.
 
         Args:
             num_draws: number of posterior draws.
@@ -254,9 +251,8 @@ class Fit:
     ) -> Fit:
         """Move hyperparameters to the maximum of the free energy, in turn with rounds that refine the posterior.
 
-        The ledger keeps its entries: after a step the posterior is the new prior times the same factors, and the
-        clients continue from there. The learned values are in `fit.algorithm.model`; `fit.prior_scales` are those of
-        the prior.
+        After a step the posterior is the new prior times the same factors. The learned values are in
+        `fit.algorithm.model`; `fit.prior_scales` are those of the prior.
 
         Args:
             *hyperparameters: such as `PriorScale()` and `NoiseSd()`, of `cavity.hyperparameters`.
@@ -286,8 +282,6 @@ class Fit:
 
         Returns:
             A fit of the other algorithm, before its first round.
-
-        Example: `fit.warm_start(SFVI(model)).refine(10_000)`
         """
         from cavity.fit import warm_start
 
@@ -328,15 +322,22 @@ class Fit:
         """How far the posterior moves without each client.
 
         Args:
-            refine: refine the other clients without it, as a withdrawal does: the exact answer, which takes a short run
-                per client. False compares with the cavity, posterior / factor, and takes no run.
+            refine: refine the others without it, as a withdrawal does. False takes the cavity, posterior / factor.
 
-        Returns:
-            The influence by client.
         """
         from cavity.fit import influence
 
         return influence.client_influence(self, refine=refine)
+
+    def heterogeneity(self, alpha: float = 0.01) -> Heterogeneity:
+        """Compare the shift of each coefficient when a client is left out with chance; `print` shows a table.
+
+        Args:
+            alpha: the share of clients that are flagged if all agree.
+        """
+        from cavity.fit.heterogeneity import heterogeneity
+
+        return heterogeneity(self, alpha)
 
     def row_influence(self, name: str, rows: PyTree, *, seed: int = 0) -> list[Influence]:
         """How far one more row at a client would move the posterior, for each of `rows` by itself.
