@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from time import perf_counter
+from time import perf_counter, process_time
 
 import jax
 import numpy as np
@@ -32,9 +32,7 @@ def clients(num_groups: int, num_rows: int, num_clients: int, seed: int) -> dict
     logits = TRUE["intercept"] + level[group] + sum(TRUE[name] * column for name, column in x.items())
     columns = {"y": rng.random(num_rows) < 1 / (1 + np.exp(-logits)), **x, "g": group}
     home = group * num_clients // num_groups
-    return {
-        f"client {i}": {name: column[home == i] for name, column in columns.items()} for i in range(num_clients)
-    }
+    return {f"client {i}": {name: column[home == i] for name, column in columns.items()} for i in range(num_clients)}
 
 
 def measure(num_groups: int, num_rows: int, num_clients: int, seed: int) -> dict[str, float | int]:
@@ -44,8 +42,8 @@ def measure(num_groups: int, num_rows: int, num_clients: int, seed: int) -> dict
     fit = cavity.regression(FORMULA, rows, family="bernoulli", progress=True)
     fitted = perf_counter() - began
     summary = fit.summary()
-    seconds = perf_counter() - began
     print(summary, file=sys.stderr)
+    seconds = perf_counter() - began
     off = [abs(summary[name].mean - value) / summary[name].sd for name, value in TRUE.items()]
     return {
         "groups": num_groups,
@@ -53,6 +51,7 @@ def measure(num_groups: int, num_rows: int, num_clients: int, seed: int) -> dict
         "clients": num_clients,
         "seconds": seconds,
         "seconds_of_summary": seconds - fitted,
+        "cpu_seconds": process_time(),
         "megabytes": peak_megabytes(),
         "megabytes_before": before,
         "rounds": len(fit.history),
