@@ -155,6 +155,7 @@ class FactorClient(ClientPart):
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
         model, cavity = self.density.model, self._cavity(inputs, data)
         loss, rows = self.removed.loss(self.density.loss, data).in_context(model, cavity, data)
+        rows = model.rows_near(inputs.posterior, rows)
         return Problem(model, loss, self.density.divergence, cavity, inputs.posterior, rows)
 
     @property

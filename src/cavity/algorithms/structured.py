@@ -105,8 +105,8 @@ class StructuredInference(eqx.Module):
             return None
         model = _numpyro(self.model)
         assert model is not None  # `structured_inference` has checked it
-        from cavity.models.mixed.integration import Rule
         from cavity.models.mixed.marginal import integrated_out  # loaded when a model is initialised
+        from cavity.models.mixed.rules import Rule
         from cavity.solvers.laplace import Laplace
 
         return PVI(integrated_out(model, Rule(order=1)), solver=Laplace())

@@ -31,6 +31,11 @@ class BaseModel(eqx.Module):
         """Whether clients may differ in their columns."""
         return False
 
+    @property
+    def row_cost(self) -> float:
+        """About how many densities of an outcome the log likelihood of a row takes."""
+        return 1.0
+
     def server_entries(self) -> dict[str, Data]:
         """The part of the prior outside the family, as rows that the server owns: name -> data. Mostly empty."""
         return {}

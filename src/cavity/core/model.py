@@ -60,6 +60,14 @@ class Model(BaseModel):
         their first row at weight 0. The order of rows does not matter.
         """
 
+    def rows_near(self, posterior: Any, data: Data) -> Data:
+        """A client's data with what many evaluations of `log_prob` near a posterior share; the data by default.
+
+        A client calls it once with the posterior that it received. It may change `log_prob` by less than the error of
+        an approximation in it.
+        """
+        return data
+
     def reported(self, q: Any) -> Any:
         """The distribution q of theta as one of the parameters in the units of the data; q itself by default."""
         return q

@@ -63,7 +63,23 @@ def hermite_grid(dimension: int, order: int) -> tuple[np.ndarray, np.ndarray]:
         The nodes, and their weights, which sum to 1.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(order)
-    nodes, weights = 0.5 * (nodes - nodes[::-1]), weights / weights.sum()  # exactly symmetric, a node at exactly 0
+    # exactly symmetric, a node at exactly 0
+    return product_grid(0.5 * (nodes - nodes[::-1]), weights / weights.sum(), dimension)
+
+
+def product_grid(
+    nodes: Float[np.ndarray, " k"], weights: Float[np.ndarray, " k"], dimension: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes [s, dimension] and weights [s] of the product rule.
+
+    Args:
+        nodes: of a rule in one dimension.
+        weights: of these nodes.
+        dimension: the number of coordinates.
+
+    Returns:
+        The nodes, and their weights, which sum to 1.
+    """
     grid = np.stack(np.meshgrid(*[nodes] * dimension, indexing="ij"), -1).reshape(-1, dimension)
     products = np.stack(np.meshgrid(*[weights] * dimension, indexing="ij"), -1).reshape(-1, dimension).prod(1)
     return grid, products / products.sum()

@@ -21,14 +21,16 @@ from cavity.evaluation import proposals, psis
 from cavity.evaluation.verdict import MANY_PARAMETERS, Verdict, not_assessed, verdict_from_weights
 
 BATCH = 4000  # draws that are evaluated together
+SMALL_BATCH = 1000  # where more would take longer than a few seconds
 MOST_DRAWS = 32_000  # the budget
-MOST_WORK = BATCH * psis.AFFORDABLE  # draws times rows times parameters after the first batch
+MOST_WORK = BATCH * psis.AFFORDABLE  # draws times densities of rows times parameters after the first batch
 MOST_PARAMETERS = 500
 
 
 class Approximation(abc.ABC):
     """A fitted posterior that is assessed. Use it in double precision."""
 
+    posterior: Distribution  # in the model's own units
     reaches_beyond: bool  # whether draws come from a proposal with heavier tails
 
     @property
@@ -42,8 +44,8 @@ class Approximation(abc.ABC):
         return "write the model on a scale on which its posterior is nearer to a Gaussian, or give it a tighter prior"
 
     @abc.abstractmethod
-    def draw(self, seed: int, batch: int) -> proposals.Draws:
-        """A batch of draws with their densities, in the model's own units."""
+    def draw(self, seed: int, batch: int, size: int = BATCH) -> proposals.Draws:
+        """A batch of so many draws with their densities, in the model's own units."""
 
     @abc.abstractmethod
     def in_units(self, theta: PyTree) -> Float[np.ndarray, "s d"]:
@@ -73,8 +75,8 @@ class GaussianApproximation(Approximation):
             return super().remedy
         return 'give the model covariance="full", which has correlations'
 
-    def draw(self, seed: int, batch: int) -> proposals.Draws:
-        return proposals.draw(self.posterior, BATCH, seed, batch)
+    def draw(self, seed: int, batch: int, size: int = BATCH) -> proposals.Draws:
+        return proposals.draw(self.posterior, size, seed, batch)
 
     def in_units(self, theta: PyTree) -> Float[np.ndarray, "s d"]:
         if self.fitted is self.posterior:
@@ -106,10 +108,10 @@ class OtherApproximation(Approximation):
     def fitted(self) -> Distribution:
         return self.posterior
 
-    def draw(self, seed: int, batch: int) -> proposals.Draws:
-        theta = self.posterior.sample(jax.random.fold_in(jax.random.key(seed), batch), (BATCH,))
+    def draw(self, seed: int, batch: int, size: int = BATCH) -> proposals.Draws:
+        theta = self.posterior.sample(jax.random.fold_in(jax.random.key(seed), batch), (size,))
         log_q = np.asarray(jax.jit(jax.vmap(self.posterior.log_prob))(theta))
-        return proposals.Draws(theta, log_q, log_q, np.full(BATCH, True))
+        return proposals.Draws(theta, log_q, log_q, np.full(size, True))
 
     def in_units(self, theta: PyTree) -> Float[np.ndarray, "s d"]:
         return np.asarray(jax.vmap(lambda one: ravel_pytree(one)[0])(theta))
@@ -168,15 +170,17 @@ def assess(
             f"{size} parameters; importance weights are of use for at most {MOST_PARAMETERS}, and mostly for fewer "
             f"than {MANY_PARAMETERS}. Compare predictions of held-out rows instead (cavity.choose)"
         )
-    budget = int(np.clip(MOST_WORK / max(num_rows * size, 1), BATCH, MOST_DRAWS)) // BATCH
+    work = max(num_rows * size * algorithm.model.row_cost, 1)
+    batch = SMALL_BATCH if work > psis.AFFORDABLE / 4 and algorithm.model.row_cost > 1 else BATCH
+    budget = int(np.clip(MOST_WORK / work, batch, MOST_DRAWS)) // batch
     theta, log_p, log_q, of_q, batches = [], [], [], [], 0
     with jax.enable_x64(True):
         prior = jax.tree.map(jnp.asarray, ledger.to_host(prior))
         while True:
             for _ in range(min(max(batches, 1), budget - batches)):  # twice as many as before
-                draws = approximation.draw(seed, batches)
+                draws = approximation.draw(seed, batches, batch)
                 batches += 1
-                joint, _ = psis.log_joint(algorithm, prior, draws.theta, chunks())
+                joint, _ = psis.log_joint(algorithm, prior, draws.theta, chunks(), near=approximation.posterior)
                 theta.append(approximation.in_units(draws.theta))
                 log_p.append(joint - draws.log_proposal)
                 log_q.append(draws.log_q - draws.log_proposal)

@@ -146,7 +146,7 @@ def importance_weights(
     with jax.enable_x64(True):
         prior, q = jax.tree.map(jnp.asarray, ledger.to_host((prior, q)))
         draws = q.sample(jax.random.key(seed), (num_draws,))
-        log_p, nan_at = log_joint(algorithm, prior, draws, chunks)
+        log_p, nan_at = log_joint(algorithm, prior, draws, chunks, near=q)
         if nan_at:
             raise CavityError(f"client {nan_at!r}: the log likelihood of its rows is NaN at a posterior draw")
         log_weights = log_p - np.asarray(_log_probs(q, draws, True))
@@ -154,7 +154,11 @@ def importance_weights(
 
 
 def log_joint(
-    algorithm: Algorithm, prior: Distribution, draws: PyTree, chunks: Iterable[Mapping[str, Data]]
+    algorithm: Algorithm,
+    prior: Distribution,
+    draws: PyTree,
+    chunks: Iterable[Mapping[str, Data]],
+    near: Distribution | None = None,
 ) -> tuple[Float[np.ndarray, " s"], str]:
     """Log prior + log likelihood of all rows at each draw. Call it in double precision.
 
@@ -163,20 +167,21 @@ def log_joint(
         prior: at the server; an improper one is used without its constant.
         draws: of theta, with the draws as leading axis.
         chunks: the rows of all clients, which may come in groups.
+        near: the posterior that most of the draws are near to.
 
     Returns:
         The sums, and the name of a client whose log likelihood is NaN somewhere, or "".
     """
     total, nan_at = np.array(_log_probs(prior, draws, bool(prior.is_proper))), ""
     for clients in chunks:
-        for name, sent in log_likelihoods(algorithm, draws, clients).items():
+        for name, sent in log_likelihoods(algorithm, draws, clients, near).items():
             nan_at = nan_at or (name if np.isnan(sent).any() else "")
             total += sent
     return total, nan_at
 
 
 def log_likelihoods(
-    algorithm: Algorithm, draws: PyTree, clients: Mapping[str, Data]
+    algorithm: Algorithm, draws: PyTree, clients: Mapping[str, Data], near: Distribution | None = None
 ) -> dict[str, Float[np.ndarray, " s"]]:
     """What each client sends: for each draw one number, the sum over its rows.
 
@@ -184,20 +189,26 @@ def log_likelihoods(
         algorithm: the algorithm, with its model.
         draws: of theta, with the draws as leading axis.
         clients: prepared rows by client.
+        near: the posterior that most of the draws are near to, which may save work.
 
     Returns:
         Client -> one number per draw.
     """
     algorithm, sent = numbers_as_leaves(algorithm), {}
     for bucket in buckets(clients, device_mesh()):
-        at_once = max(1, MOST_AT_ONCE // bucket.data.weight.size)
-        sums = np.asarray(_log_likelihoods(algorithm, draws, bucket.data, at_once))
+        at_once = max(1, int(MOST_AT_ONCE / (bucket.data.weight.size * algorithm.model.row_cost)))
+        sums = np.asarray(_log_likelihoods(algorithm, draws, bucket.data, at_once, near))
         sent |= dict(zip(bucket.names, sums.T, strict=True))
     return sent
 
 
 @eqx.filter_jit
-def _log_likelihoods(algorithm: Algorithm, draws: PyTree, data: Data, at_once: int) -> Float[Array, "s clients"]:
+def _log_likelihoods(
+    algorithm: Algorithm, draws: PyTree, data: Data, at_once: int, near: Distribution | None
+) -> Float[Array, "s clients"]:
+    if near is not None:
+        data = jax.vmap(lambda rows: algorithm.model.rows_near(near, rows))(data)
+
     def one(theta: PyTree) -> Float[Array, " clients"]:
         return jax.vmap(lambda rows: algorithm.log_likelihood(theta, rows))(data)
 

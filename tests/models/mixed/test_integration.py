@@ -13,7 +13,8 @@ from scipy.stats import binom, norm, poisson
 from cavity.core import pad
 from cavity.models.mixed import integration
 from cavity.models.mixed.conditional import conditional_modes
-from cavity.models.mixed.integration import Rule, log_marginal
+from cavity.models.mixed.integration import log_marginal
+from cavity.models.mixed.rules import Rule
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from tests.algorithms.test_sfvi import NOISE, SPREAD, exact_family, model_once, rows
 from tests.marks import thorough

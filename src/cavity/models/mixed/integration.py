@@ -5,14 +5,7 @@ With m the mode of log p(y_u, . | Z_G), H its negative Hessian there and R R' = 
     p(y_u | Z_G)  =  int p(y_u, z | Z_G) dz
                   =  (2 pi)^(l/2) det R  E[ p(y_u, m + R x | Z_G) exp(|x|^2 / 2) ],     x ~ N(0, I)
 
-The rules differ in the points x_k and weights w_k by which the expectation is taken:
-
-| rule | points |
-| --- | --- |
-| Laplace's method | 0 |
-| adaptive Gauss-Hermite quadrature (Pinheiro and Bates, 1995) | a grid of `order` nodes per latent |
-| Laplace's method with importance correction | quasi-Monte Carlo points, the same for all units at all times |
-
+The rules differ in the points x_k and weights w_k by which the expectation is taken (`rules`).
 Every rule is exact for Gaussian units, whatever its order.
 
 Derivatives. The points move with Z_G through m and R. The mode's derivative is that of one Newton step from the mode
@@ -25,72 +18,19 @@ Memory. Points are taken in groups, so that few arrays of the size of a client's
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, PyTree
 
 from cavity.core import Data, LatentModel
-from cavity.distributions.quadrature import hermite_grid, in_groups, quasi_normal_points
+from cavity.distributions.quadrature import in_groups
 from cavity.errors import CavityError
 from cavity.models.mixed.modes import FIRST, at_latents, inverse_root, solve, unit_modes
+from cavity.models.mixed.rules import Rule
 
 LOG_2PI = 1.8378770664093453
 AT_ONCE = 1 << 18  # rows (or units) times points that are evaluated together
-DEFAULT_ORDERS = {1: 21, 2: 11}  # nodes per latent
-DEFAULT_POINTS = 256  # for three or more latents
-MOST_LATENTS = 8  # per unit; with more, importance weights of a few hundred points become too uneven
-
-
-class Rule(eqx.Module):
-    """How the latents of a unit are integrated out.
-
-    Attributes:
-        order: nodes per latent for one or two latents (1 is Laplace's method), the number of points for more.
-    """
-
-    order: int | None = eqx.field(static=True, default=None)
-
-    def points(self, num_local: int) -> tuple[Float[Array, "k l"], Float[Array, " k"]]:
-        """The points, and the logs of their weights times exp(|x|^2 / 2)."""
-        if self.is_laplace:
-            return jnp.zeros((1, num_local)), jnp.zeros(1)
-        order = self.order_for(num_local)
-        if num_local in DEFAULT_ORDERS:
-            nodes, weights = hermite_grid(num_local, order)
-        else:
-            nodes = quasi_normal_points(num_local, order)
-            weights = jnp.full(len(nodes), 1.0 / len(nodes))
-        return jnp.asarray(nodes), jnp.log(jnp.asarray(weights)) + 0.5 * jnp.sum(jnp.asarray(nodes) ** 2, axis=1)
-
-    @property
-    def is_laplace(self) -> bool:
-        """Whether the mode is the only point."""
-        return self.order == 1
-
-    def order_for(self, num_local: int) -> int:
-        """The order for so many latents."""
-        if self.order is not None:
-            return self.order
-        return DEFAULT_ORDERS.get(num_local, DEFAULT_POINTS)
-
-    def finer(self, num_local: int) -> Rule:
-        """A rule with about twice as many nodes per latent, or four times as many points."""
-        order = self.order_for(num_local)
-        return Rule(2 * order + 1 if num_local in DEFAULT_ORDERS else 4 * order)
-
-    def describe(self, num_local: int) -> str:
-        """The rule in words, for a summary."""
-        if num_local == 0:
-            return "there are no local latents"
-        what = f"{num_local} local latent{'' if num_local == 1 else 's'} per unit, integrated out by "
-        order = self.order_for(num_local)
-        if self.is_laplace:
-            return what + "Laplace's method"
-        if num_local in DEFAULT_ORDERS:
-            return what + f"adaptive Gauss-Hermite quadrature with {order} nodes{' each' if num_local > 1 else ''}"
-        return what + f"Laplace's method with importance correction ({order} points)"
 
 
 def log_marginal(
@@ -108,9 +48,7 @@ def log_marginal(
     Returns:
         One number per unit; those of padding are to be ignored.
     """
-    if data.units is None:
-        raise CavityError("data of a model with local latents have units; prepare them with the model")
-    num_units, num_local = len(data.units.weight), model.local_size(data)
+    num_units, num_local = checked_units(model, data)
     start = jnp.full((num_units, num_local), FIRST, z.dtype)
     if num_local == 0:
         return model.log_joint(theta, z, start, data, jax.random.key(0))
@@ -120,14 +58,9 @@ def log_marginal(
         for _ in range(2):
             at = at_latents(model, theta, z, local, data)
             local = local + solve(at.curvature, at.gradient)
-    else:
         at = at_latents(model, theta, z, local, data)
-        local = local + solve(fixed(at.curvature), at.gradient)
-    at = at_latents(model, theta, z, local, data)
-    root, log_det = inverse_root(at.curvature)
-    scale = log_det + 0.5 * num_local * LOG_2PI
-    if rule.is_laplace:
-        return at.value + scale
+        return at.value + inverse_root(at.curvature)[1] + 0.5 * num_local * LOG_2PI
+    local, root, scale = placed(model, theta, z, local, data)
     points, log_weights = (part.astype(z.dtype) for part in rule.points(num_local))
 
     def joint(point: Float[Array, " l"]) -> Float[Array, " u"]:
@@ -139,12 +72,26 @@ def log_marginal(
     return logsumexp(each + log_weights[:, None], axis=0) + scale
 
 
-def refinement(model: LatentModel, theta: PyTree, z: Float[Array, " g"], data: Data, rule: Rule) -> Float[Array, ""]:
-    """By how much a finer rule changes the log likelihood of a client at Z_G, in nats: the error of the rule."""
-    assert data.units is not None
-    present = jnp.asarray(data.units.weight) > 0
-    here, finer = (
-        jnp.where(present, log_marginal(model, theta, z, data, each), 0.0)
-        for each in (rule, rule.finer(model.local_size(data)))
-    )
-    return jnp.sum(finer) - jnp.sum(here)
+def checked_units(model: LatentModel, data: Data) -> tuple[int, int]:
+    """The number of units, and of the latents of each. Raises CavityError where the data have no units."""
+    if data.units is None:
+        raise CavityError("data of a model with local latents have units; prepare them with the model")
+    return len(data.units.weight), model.local_size(data)
+
+
+def placed(
+    model: LatentModel, theta: PyTree, z: Float[Array, " g"], modes: Float[Array, "u l"], data: Data
+) -> tuple[Float[Array, "u l"], Float[Array, "u l l"], Float[Array, " u"]]:
+    """The m and R of each unit, and log det R + l/2 log(2 pi); differentiable in Z_G.
+
+    Args:
+        model: the model with local latents.
+        theta: its learned parameters.
+        z: Z_G.
+        modes: as `unit_modes` finds them; not differentiated.
+        data: the client's rows and units.
+    """
+    at = at_latents(model, theta, z, modes, data)
+    local = modes + solve(jax.lax.stop_gradient(at.curvature), at.gradient)
+    root, log_det = inverse_root(at_latents(model, theta, z, local, data).curvature)
+    return local, root, log_det + 0.5 * modes.shape[1] * LOG_2PI

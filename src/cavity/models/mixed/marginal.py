@@ -2,7 +2,7 @@
 
     log p(y_m | Z_G)  =  sum over the units u of client m of  log int p(y_u, z | Z_G) dz
 
-`integration` has the rules by which the integral is computed. The likelihood is not a sum over rows. Prior times
+`integration` has the integral, `rules` how it is computed. The likelihood is not a sum over rows. Prior times
 likelihood is the model of PVI, so a client's entry is a Gaussian of Z_G, and latents of units are in nothing that a
 client sends.
 """
@@ -25,7 +25,8 @@ from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError
 from cavity.models.latent_prior import SERVER, prior_in
-from cavity.models.mixed.integration import MOST_LATENTS, Rule, log_marginal
+from cavity.models.mixed.likelihood import log_likelihood, rows_near
+from cavity.models.mixed.rules import MOST_LATENTS, Rule
 from cavity.models.numpyro.globals_only import as_rows
 from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
@@ -65,10 +66,17 @@ class MarginalModel(PredictiveModel):
         if _is_servers(data.batch):
             correction = self.latent.log_prior(self.latent.theta, theta) - self.prior.log_prob(theta)
             return jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype) * correction
-        each = log_marginal(self.latent, self.latent.theta, theta, data, self.rule)
-        assert data.units is not None
         in_units = self.latent.log_outcome_scale * jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype)
-        return jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, each, 0.0)) - in_units
+        return log_likelihood(self.latent, self.rule, theta, data) - in_units
+
+    @property
+    def row_cost(self) -> float:
+        return self.rule.cost(self.latent.num_local)
+
+    def rows_near(self, posterior: Gaussian, data: Data) -> Data:
+        if _is_servers(data.batch):
+            return data
+        return rows_near(self.latent, self.rule, posterior.mean, data)
 
     def server_entries(self) -> dict[str, Data]:
         if not self.corrected:

@@ -85,6 +85,7 @@ def unit_modes(
         at = jax.tree.map(lambda new, old: jnp.where(_like(better, new), new, old), there, at)
         damping = jnp.where(better, search.damping / 10.0, jnp.minimum(search.damping * 8.0, LARGEST_DAMPING))
         is_open = search.is_open & ((search.steps == 0) | (gain > small * (1.0 + jnp.abs(at.value))))
+        is_open = is_open & (damping < LARGEST_DAMPING)  # no step is better, or the density is not finite anywhere
         return _Search(jnp.where(better[:, None], trial, local), at, damping, is_open, search.steps + 1)
 
     def unfinished(search: _Search) -> Bool[Array, ""]:
