@@ -27,6 +27,11 @@ class Likelihood(eqx.Module):
         """K, the length of f."""
 
     @property
+    def num_outcomes(self) -> int:
+        """How many numbers the outcome of a row has; with more than one, y has a last axis of this length."""
+        return 1
+
+    @property
     def num_nodes(self) -> tuple[int, ...] | None:
         """Gauss-Hermite nodes for each predictor, in expectations over all of them; None is the default for K.
 

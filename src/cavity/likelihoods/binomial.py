@@ -26,6 +26,10 @@ class BinomialTrials(OnePredictor, ClosedFormMean):
     is_discrete: ClassVar[bool] = True
     trial: BernoulliLogit | BernoulliProbit | BernoulliCloglog
 
+    @property
+    def num_outcomes(self) -> int:
+        return 2
+
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         y = jnp.asarray(y, f.dtype)
         successes, failures = y[..., 0], y[..., 1] - y[..., 0]
@@ -39,8 +43,6 @@ class BinomialTrials(OnePredictor, ClosedFormMean):
         return self.trial.expected_mean(mean, variance)
 
     def check(self, y: np.ndarray) -> str | None:
-        if y.ndim != 2 or y.shape[1] != 2:
-            return "the outcome must have two columns: successes and trials"
         if (y < 0).any() or (y != np.round(y)).any():
             return "successes and trials must be counts (0, 1, 2, ...); there are negative or fractional values"
         if (more := y[:, 0] > y[:, 1]).any():

@@ -17,14 +17,14 @@ from cavity.likelihoods.gamma_functions import log_peak
 class GammaLog(ClosedFormMean, PowerIntegral, OutcomeDraws):
     """y ~ Gamma with the mean exp(f_1) and the shape a: its standard deviation is the mean / sqrt(a).
 
-    The second predictor is the log of the shape, 1 / a = exp(-f_2) + floor^2.
+    The second predictor is the log of the shape, 1 / a = exp(-f_2) + least_variation^2.
 
     Attributes:
-        floor: a lower bound of 1 / sqrt(a), so that a client whose outcomes are all equal still has a proper posterior
-            of its own; None is no bound.
+        least_variation: a lower bound of 1 / sqrt(a), so that a client whose outcomes are all equal still has a proper
+            posterior of its own; None is no bound.
     """
 
-    floor: Float[Leaf, ""] | float | None = None
+    least_variation: Float[Leaf, ""] | float | None = None
 
     @property
     def num_predictors(self) -> int:
@@ -35,9 +35,9 @@ class GammaLog(ClosedFormMean, PowerIntegral, OutcomeDraws):
         return 16, 8
 
     def _log_shape(self, f: Float[Array, "*batch k"]) -> Float[Array, " *batch"]:
-        if self.floor is None:
+        if self.least_variation is None:
             return f[..., 1]
-        return -jnp.logaddexp(-f[..., 1], 2.0 * jnp.log(jnp.asarray(self.floor, f.dtype)))
+        return -jnp.logaddexp(-f[..., 1], 2.0 * jnp.log(jnp.asarray(self.least_variation, f.dtype)))
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         # log p = a log a - log Gamma(a) + a (r - e^r) - log y, with r = log(y / mean)

@@ -55,16 +55,16 @@ class StudentT(OnePredictor, ClosedFormMean, OutcomeDraws, Noisy):
 
 
 class StudentTUnknownScale(ClosedFormMean, OutcomeDraws):
-    """y = f_1 + s * t, with t of `degrees` of freedom and an unknown scale, s^2 = exp(2 f_2) + floor^2.
+    """y = f_1 + s * t, with t of `degrees` of freedom and an unknown scale, s^2 = exp(2 f_2) + least_scale^2.
 
     Attributes:
         degrees: the degrees of freedom; None makes their log the third predictor.
-        floor: a lower bound of the scale, so that a client whose rows fit exactly still has a proper posterior of its
-            own; None is no bound.
+        least_scale: a lower bound of the scale, so that a client whose rows fit exactly still has a proper posterior of
+            its own; None is no bound.
     """
 
     degrees: float | None = eqx.field(static=True, default=4.0)
-    floor: Float[Leaf, ""] | float | None = None
+    least_scale: Float[Leaf, ""] | float | None = None
 
     def __check_init__(self) -> None:
         if self.degrees is not None:
@@ -79,9 +79,9 @@ class StudentTUnknownScale(ClosedFormMean, OutcomeDraws):
         return (16, 8) if self.degrees is not None else (12, 6, 6)
 
     def _log_scale(self, f: Float[Array, "*batch k"]) -> Float[Array, " *batch"]:
-        if self.floor is None:
+        if self.least_scale is None:
             return f[..., 1]
-        return 0.5 * jnp.logaddexp(2.0 * f[..., 1], 2.0 * jnp.log(jnp.asarray(self.floor, f.dtype)))
+        return 0.5 * jnp.logaddexp(2.0 * f[..., 1], 2.0 * jnp.log(jnp.asarray(self.least_scale, f.dtype)))
 
     def _degrees(self, f: Float[Array, "*batch k"]) -> Float[Array, "..."]:
         return jnp.exp(f[..., 2]) if self.degrees is None else jnp.asarray(self.degrees, f.dtype)
