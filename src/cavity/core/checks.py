@@ -56,6 +56,16 @@ def numeric_vector(y: PyTree) -> np.ndarray:
     return finite_column(array, "the outcome y")
 
 
+def numeric_outcomes(y: PyTree, num_columns: int) -> np.ndarray:
+    """`y` as finite floats, [n] or with several columns [n, num_columns], or a DataError."""
+    if num_columns == 1:
+        return numeric_vector(y)
+    array = np.asarray(y)
+    if array.ndim != 2 or array.shape[1] != num_columns:
+        raise DataError(f"y must have {num_columns} numbers per row; it has the shape {array.shape}")
+    return np.stack([finite_column(column, "the outcome y") for column in array.T], axis=1)
+
+
 def network_rows(value: PyTree, num_features: int) -> tuple[np.ndarray, np.ndarray]:
     """A pair (x, y) for a network: features in single precision, outcomes as numbers, or a DataError."""
     features, outcomes = pair(value, "a network needs a pair (x, y)")

@@ -26,6 +26,19 @@ class Likelihood(eqx.Module):
     def num_predictors(self) -> int:
         """K, the length of f."""
 
+    @property
+    def num_outcomes(self) -> int:
+        """How many numbers the outcome of a row has; with more than one, y has a last axis of this length."""
+        return 1
+
+    @property
+    def num_nodes(self) -> tuple[int, ...] | None:
+        """Gauss-Hermite nodes for each predictor, in expectations over all of them; None is the default for K.
+
+        A parameter that all rows share has a narrow posterior, so that few nodes are exact.
+        """
+        return None
+
     @abc.abstractmethod
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         """Log p(y | f), in nats.

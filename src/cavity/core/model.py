@@ -21,6 +21,7 @@ from cavity.core.dataset import Data, weighted_sum
 from cavity.core.distribution import D, Distribution
 from cavity.core.fields import Number
 from cavity.core.likelihood import Likelihood
+from cavity.core.natural_scale import NaturalScale
 from cavity.core.types import Leaf
 
 
@@ -76,6 +77,11 @@ class Model(BaseModel):
         """Mean and covariance of the parameters in the units of the data, for a Gaussian q of theta."""
         reported = self.reported(q)
         return np.asarray(reported.mean), np.asarray(reported.covariance)
+
+    @property
+    def natural_scale(self) -> NaturalScale | None:
+        """The map from theta, in the units of the data, to what is reported; None where that is theta itself."""
+        return None
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -86,6 +86,23 @@ def product_grid(
 
 
 @cache
+def product_nodes(orders: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes [s, dimension] and weights [s] of a product of Gauss-Hermite rules of different orders.
+
+    Args:
+        orders: nodes per coordinate.
+
+    Returns:
+        The nodes, and their weights, which sum to 1.
+    """
+    rules = [np.polynomial.hermite_e.hermegauss(order) for order in orders]
+    grid = np.stack(np.meshgrid(*(nodes for nodes, _ in rules), indexing="ij"), -1).reshape(-1, len(orders))
+    products = np.stack(np.meshgrid(*(weights for _, weights in rules), indexing="ij"), -1)
+    products = products.reshape(-1, len(orders)).prod(1)
+    return grid, products / products.sum()
+
+
+@cache
 def quasi_normal_points(dimension: int, count: int) -> np.ndarray:
     """Points [count, dimension] that replace draws of a standard normal: quasi-Monte Carlo, the same in every run.
 

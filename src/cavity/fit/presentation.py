@@ -309,7 +309,10 @@ def presentation_of(fit: Fit) -> Presentation:
 @singledispatch
 def _presentation(model: Model | LatentModel, fit: Fit) -> Presentation:
     """The presentation for a kind of model; the types below have their own."""
-    return _of_family(fit, FamilyPresentation, GaussianPresentation)
+    from cavity.fit.natural import NaturalPresentation  # which is a presentation
+
+    natural = getattr(model, "natural_scale", None) is not None
+    return _of_family(fit, FamilyPresentation, NaturalPresentation if natural else GaussianPresentation)
 
 
 @_presentation.register(GlobalsOnly)

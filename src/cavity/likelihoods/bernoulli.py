@@ -1,4 +1,4 @@
-"""Outcomes 0 and 1, through the logistic or the normal distribution function."""
+"""Outcomes 0 and 1, through the logistic, the normal or the Gompertz distribution function."""
 
 from __future__ import annotations
 
@@ -68,3 +68,28 @@ class BernoulliProbit(_Bernoulli):
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         """Phi(mean / sqrt(1 + v)), which is exact."""
         return ndtr(mean / jnp.sqrt(1.0 + variance))
+
+
+class BernoulliCloglog(_Bernoulli):
+    """p(y = 1 | f) = 1 - exp(-exp(f)): the complementary log-log link.
+
+    If events happen at the rate exp(f) per unit of time, this is the probability of at least one in a unit.
+    """
+
+    def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
+        # log(1 - e^-t) = log t - t / 2 + t^2 / 24 - ... for small t = e^f
+        log_rate = f[..., 0]
+        is_small = log_rate < -6.0
+        small, large = jnp.where(is_small, log_rate, -6.0), jnp.clip(log_rate, -6.0, 5.0)  # e^-e^5 is 3e-65
+        rate = jnp.exp(small)
+        log_event = jnp.where(is_small, small - rate * (0.5 - rate / 24.0), jnp.log(-jnp.expm1(-jnp.exp(large))))
+        return jnp.where(jnp.asarray(y, bool), log_event, -jnp.exp(log_rate))
+
+    def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
+        return -jnp.expm1(-jnp.exp(f[..., 0]))
+
+    def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """By quadrature."""
+        nodes, weights = fine_nodes()
+        f = mean[..., None] + jnp.sqrt(variance)[..., None] * jnp.asarray(nodes[:, 0], mean.dtype)
+        return self.mean(f[..., None]) @ jnp.asarray(weights, mean.dtype)

@@ -49,7 +49,7 @@ class CategoricalLogit(PowerIntegral, OutcomeDraws):
         return jax.random.categorical(key, self._log_probabilities(f))
 
     def check(self, y: np.ndarray) -> str | None:
-        return _check_classes(y, self.num_classes)
+        return check_classes(y, self.num_classes)
 
 
 class CategoricalSoftmax(PowerIntegral, OutcomeDraws):
@@ -80,10 +80,11 @@ class CategoricalSoftmax(PowerIntegral, OutcomeDraws):
         return jax.random.categorical(key, f)
 
     def check(self, y: np.ndarray) -> str | None:
-        return _check_classes(y, self.num_classes)
+        return check_classes(y, self.num_classes)
 
 
-def _check_classes(y: np.ndarray, num_classes: int) -> str | None:
+def check_classes(y: np.ndarray, num_classes: int) -> str | None:
+    """What is wrong with classes that should be 0 to num_classes - 1, or None."""
     values = np.unique(y)
     if not np.isin(values, np.arange(num_classes)).all():
         seen, last = values[:5].tolist(), num_classes - 1

@@ -15,12 +15,13 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from cavity.core import CorrectedPrior, Loss, Model, Problem
+from cavity.core import CorrectedPrior, Likelihood, Loss, Model, Problem
 from cavity.core.types import Leaf
 from cavity.distributions.gaussian import Gaussian, GaussianDensity, row_roots
-from cavity.distributions.quadrature import fine_nodes, normal_nodes
+from cavity.distributions.quadrature import fine_nodes, normal_nodes, product_nodes
 from cavity.errors import UnsuitableError
 from cavity.solvers.requirements import require_family, require_linear
 
@@ -55,6 +56,12 @@ class PredictorQuadrature(Expectation):
     def check(self, model: Model, loss: Loss) -> None:
         require_linear(model)
 
+    def _nodes(self, likelihood: Likelihood) -> tuple[np.ndarray, np.ndarray]:
+        if self.fine and likelihood.num_predictors == 1:
+            return fine_nodes()
+        orders = likelihood.num_nodes
+        return normal_nodes(likelihood.num_predictors) if orders is None else product_nodes(orders)
+
     def _value(
         self, problem: Problem, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Leaf
     ) -> Float[Array, ""]:
@@ -62,7 +69,7 @@ class PredictorQuadrature(Expectation):
         known = problem.loss.expected(likelihood, mean, covariance, y)
         if known is not None:
             return jnp.asarray(problem.data.weight) @ known
-        nodes, weights = fine_nodes() if self.fine and mean.shape[-1] == 1 else normal_nodes(mean.shape[-1])
+        nodes, weights = self._nodes(likelihood)
         spread = row_roots(covariance)
         f = mean[:, None] + jnp.einsum("nkl,sl->nsk", spread, jnp.asarray(nodes, mean.dtype))
         losses = problem.loss.of_predictor(likelihood, f, y[:, None])

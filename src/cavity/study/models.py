@@ -57,6 +57,8 @@ def formula_model(
         raise StudyError(problem)
     if problem := family.outcome_problem(encoding.outcome):
         raise StudyError(f"column '{encoding.outcome[0].name}': {problem}")
+    if problem := family.formula_problem(encoding.parsed):
+        raise StudyError(problem)
     if encoding.parsed.groups:
         if covariance not in (None, FullGaussian):
             raise StudyError(f"covariance: {FULL_ONLY}")
@@ -130,5 +132,6 @@ def describe(model: ModelChoice) -> str:
     """The model in a few words."""
     if model.family is None:
         return f"the model of {model.function}"
-    ratio = "" if model.family.ratio is None else f"; exp(coefficient): {model.family.ratio}"
-    return f"{model.family.title}, {model.formula}{ratio}"
+    ratio = model.family.coefficient_ratio
+    shown = "" if ratio is None else f"; exp(coefficient): {ratio}"
+    return f"{model.family.description}, {model.formula}{shown}"

@@ -44,6 +44,8 @@ def regression(
     scaling: str = "federated",
     column_scaling: Mapping[str, tuple[Real, Real] | str] | None = None,
     noise_sd: Real | None = None,
+    link: str | None = None,
+    df: Real | str | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
@@ -69,8 +71,9 @@ def regression(
             `(age | ward)` are effects that vary between groups, each of which is at one client; `(1 | client)` between
             clients.
         frames: client -> data frame, or dict of columns.
-        family: of the outcome: "gaussian" (or "linear"), "bernoulli" ("logistic"), "categorical" ("softmax") or
-            "poisson"; or a `cavity.study.Family` with its settings.
+        family: of the outcome: "gaussian" (or "linear"), "student-t", "bernoulli" ("logistic"), "binomial",
+            "categorical" ("softmax"), "ordinal", "poisson", "negative-binomial" or "gamma"; or a `cavity.study.Family`
+            with its settings. The left side of a binomial formula is `deaths | trials(patients)`.
         levels: of categories, the reference first. A category whose levels are not given has those of all frames.
         missing: what to do about missing values. "refuse": they are an error. "drop": their rows are dropped, with a
             warning that says how many.
@@ -80,6 +83,9 @@ def regression(
         column_scaling: the scaling of single columns (numeric predictors, a gaussian outcome): (centre, scale) computes
             with (value - centre) / scale, and the prior is on that scale; "none" uses the column as it is.
         noise_sd: the standard deviation of the noise of a gaussian outcome, if it is known.
+        link: of a bernoulli, binomial or ordinal outcome: "logit" (the default) or "probit", and "cloglog" for the first
+            two.
+        df: the degrees of freedom of a student-t outcome, or "learned" to estimate them; None is 4.
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
             deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
             and per level of a category.
@@ -104,7 +110,8 @@ def regression(
     Returns:
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
-    chosen_family = make_family(family, {"noise_sd": None if noise_sd is None else float(noise_sd)})
+    settings = {"noise_sd": noise_sd, "link": link, "df": df}
+    chosen_family = make_family(family, {n: v if v is None or isinstance(v, str) else float(v) for n, v in settings.items()})
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:

@@ -72,6 +72,10 @@ class Section:
         """Whether the value of the key is a table."""
         return _table(self._values.get(key)) is not None
 
+    def is_text(self, key: str) -> bool:
+        """Whether the value of the key is a text."""
+        return _any_text(self._values.get(key)) is not None
+
     def text(self, key: str, default: D) -> str | D:
         """A text that is not empty."""
         return self._read(key, _text, "a text", default)

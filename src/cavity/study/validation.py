@@ -97,13 +97,15 @@ def left_side_problem(family: Family, formula: Formula) -> str | None:
         return None
     if family.outcome_function is None:
         return f"the family {family.name!r} takes one column on the left, not {formula.outcome_function}(...)"
-    return f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula"
+    return f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula{family.left_hint}"
 
 
 def _outcome(family: Family, formula: Formula, outcome: tuple[Column, ...]) -> Iterator[tuple[Path, str]]:
     if problem := left_side_problem(family, formula):
         yield ("model", "formula"), problem
         return
+    if problem := family.formula_problem(formula):
+        yield ("model", "formula"), problem
     if problem := family.outcome_problem(outcome):
         yield ("columns", outcome[0].name, "type"), problem
     for column in outcome:

@@ -25,8 +25,9 @@ from cavity.core import (
     PredictorDraws,
     ReportedModel,
 )
-from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
+from cavity.core.checks import feature_names, numeric_matrix, numeric_outcomes, pair, same_rows
 from cavity.core.fields import Number, require
+from cavity.core.natural_scale import NaturalScale
 from cavity.core.types import Leaf
 from cavity.distributions import FullGaussian, IsotropicGaussian
 from cavity.distributions.forms import Form, gaussian_class
@@ -41,6 +42,7 @@ from cavity.likelihoods import (
     PoissonLog,
 )
 from cavity.likelihoods.gaussian import known_noise
+from cavity.models.glm.auxiliary import Auxiliary, auxiliary_scale, threshold_scale
 from cavity.models.prediction import Prediction, predict_from_designs
 
 Scales = Number | Sequence[float]  # one prior scale for all coefficients, or one each
@@ -59,6 +61,9 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         unseen: names of further parameters on which no row depends, such as the scales of a prior.
         encoding: how a table becomes x and y; None takes them as they are given.
         log_outcome_scale: log s where y is the outcome divided by s.
+        auxiliary: what the constant predictors are; empty if they are logs in the units of the outcome.
+        thresholds: names of the thresholds between ordered levels. The first is minus the intercept, and the constant
+            predictors are the logs of the distances between them.
     """
 
     prior: Gaussian
@@ -70,6 +75,8 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
     unseen: tuple[str, ...] = eqx.field(static=True, default=())
     encoding: Encoding | None = None
     log_outcome_scale: float = 0.0
+    auxiliary: tuple[Auxiliary, ...] = eqx.field(static=True, default=())
+    thresholds: tuple[str, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self) -> None:
         expected = len(self.parameter_names)
@@ -124,7 +131,9 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
             x, y = _x_and_y(batch)
         else:
             x, y = self.encoding.rows(batch)
-        x, y = same_rows(numeric_matrix(x, self.features), numeric_vector(y))
+        x, y = same_rows(
+            numeric_matrix(x, self.features), numeric_outcomes(y, self.likelihood.num_outcomes)
+        )
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
@@ -165,8 +174,16 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         block = np.eye(width) if block is None else block
         matrix = _block_diagonal([np.eye(1) if constant else block / scale for constant in self.constant])
         first = [-centre / scale * self.intercept] + [0.0] * (width - 1)
-        shift = [[-math.log(scale)] if constant else first for constant in self.constant]
+        in_units = iter([each.in_outcome_units for each in self.auxiliary] or [True] * len(self.constant))
+        of_auxiliary = {True: [-math.log(scale)], False: [0.0]}
+        shift = [of_auxiliary[next(in_units)] if constant else first for constant in self.constant]
         return matrix, np.concatenate(shift)
+
+    @property
+    def natural_scale(self) -> NaturalScale | None:
+        if self.thresholds:
+            return threshold_scale(self.parameter_names, self.thresholds)
+        return auxiliary_scale(self.parameter_names, self.outputs, self.constant, self.auxiliary)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -217,22 +234,25 @@ def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
     return pair(batch, "a regression needs a pair (x, y) or a dict with 'x' and 'y'")
 
 
-def gaussian_prior(dimension: int, scale: Scales, covariance: Form = None) -> Gaussian:
-    """N(0, scale^2) for each coefficient.
+def gaussian_prior(
+    dimension: int, scale: Scales, covariance: Form = None, mean: Sequence[float] | None = None
+) -> Gaussian:
+    """N(mean, scale^2) for each coefficient.
 
     Args:
         dimension: the number of coefficients.
         scale: the standard deviation, one for all or one per coefficient.
         covariance: its form: "full", "diagonal" or "isotropic"; None chooses full or diagonal by dimension.
+        mean: one per coefficient; None is 0.
     """
     family = gaussian_class(covariance, dimension)
     variance = jnp.asarray(scale, float) ** 2
-    zeros = jnp.zeros(dimension, variance.dtype)
+    centre = jnp.asarray(np.zeros(dimension) if mean is None else mean, variance.dtype)
     if family is IsotropicGaussian:
         if variance.ndim > 0:
             raise CavityError(f"an isotropic prior has one scale for all coefficients, not {variance.size}")
-        return IsotropicGaussian.from_moments(zeros, variance)
-    return family.independent(zeros, jnp.broadcast_to(variance, (dimension,)))
+        return IsotropicGaussian.from_moments(centre, variance)
+    return family.independent(centre, jnp.broadcast_to(variance, (dimension,)))
 
 
 def _regression(

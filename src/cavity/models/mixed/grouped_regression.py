@@ -30,7 +30,7 @@ from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Encoding, LatentModel, Likelihood
-from cavity.core.checks import numeric_matrix, numeric_vector
+from cavity.core.checks import numeric_matrix, numeric_outcomes
 from cavity.core.fields import as_number
 from cavity.core.messages import Record
 from cavity.core.types import Leaf
@@ -124,6 +124,8 @@ class GroupedRegression(LatentModel):
         family_names: the further predictors, each the log of a positive number in the units of the outcome.
         effect_units: the columns of z are those of the data divided by these numbers.
         encoding: how a table becomes rows; None takes a dict with `x`, `y`, `z` and `group`.
+        family_mean: prior means of the further predictors; None is 0.
+        family_in_units: which of them are in the units of the outcome; None is all of them.
     """
 
     likelihood: Likelihood
@@ -138,6 +140,8 @@ class GroupedRegression(LatentModel):
     family_names: tuple[str, ...] = eqx.field(static=True, default=())
     effect_units: tuple[float, ...] | None = eqx.field(static=True, default=None)
     encoding: GroupEncoding | None = None
+    family_mean: Float[Array, " k"] | None = eqx.field(converter=as_number, default=None)
+    family_in_units: tuple[bool, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         groups = {effects.group for effects in self.effects}
@@ -208,8 +212,14 @@ class GroupedRegression(LatentModel):
         spreads = [lkj_sd(len(effects.names), self.eta) for effects in self.effects if effects.num_correlations]
         correlations = jnp.concatenate([jnp.zeros(0), *spreads])
         normal = jnp.concatenate([self.fixed_scale, self.family_scale])
-        mean = jnp.concatenate([jnp.zeros_like(normal), sd_mean, jnp.zeros_like(correlations)])
+        mean = jnp.concatenate([self._normal_mean, sd_mean, jnp.zeros_like(correlations)])
         return mean, jnp.concatenate([normal, sd_spread, correlations])
+
+    @property
+    def _normal_mean(self) -> Float[Array, " fk"]:
+        """Prior means of the fixed effects, which are 0, and the further predictors."""
+        own = jnp.zeros(len(self.family_names)) if self.family_mean is None else self.family_mean
+        return jnp.concatenate([jnp.zeros(len(self.fixed_names), own.dtype), own])
 
     def _split(self, z: Float[Array, " g"]) -> tuple[Array, Array, Array, list[Array]]:
         """Fixed effects, further predictors, log sds, and the correlation parameters of each term."""
@@ -234,7 +244,7 @@ class GroupedRegression(LatentModel):
     def log_prior(self, theta: PyTree, z_global: Float[Array, " g"]) -> Float[Array, ""]:
         fixed, family, log_sd, correlations = self._split(z_global)
         scale = jnp.concatenate([self.fixed_scale, self.family_scale]).astype(z_global.dtype)
-        standard = jnp.concatenate([fixed, family]) / scale
+        standard = (jnp.concatenate([fixed, family]) - self._normal_mean.astype(z_global.dtype)) / scale
         found = jnp.sum(-0.5 * (standard**2 + LOG_2PI) - jnp.log(scale))
         found = found + jnp.sum(log_sd_density(log_sd, self.sd_scale.astype(z_global.dtype), self.sd_df))
         for effects, v in zip(self.effects, correlations, strict=True):
@@ -290,7 +300,8 @@ class GroupedRegression(LatentModel):
             fixed = fixed.at[0].add(centre)
         if block is not None:  # X reported = centre + scale (Z computed), and Z = X block^-1
             fixed = jnp.asarray(np.linalg.inv(block), fixed.dtype) @ fixed
-        values = [fixed, scale * jnp.exp(family), jnp.exp(log_sd) * self._sd_units]
+        in_units = np.ones(len(family), bool) if self.family_in_units is None else np.array(self.family_in_units, bool)
+        values = [fixed, np.where(in_units, scale, 1.0) * jnp.exp(family), jnp.exp(log_sd) * self._sd_units]
         for effects, root in zip(self.effects, self._correlation_roots(correlations), strict=True):
             if effects.num_correlations:
                 values.append((root @ root.T)[np.tril_indices(len(effects.names), -1)])
@@ -353,15 +364,19 @@ class GroupedRegression(LatentModel):
             rows = GroupedRows(value["x"], value.get("y"), value["z"], labels)
         else:
             raise DataError("give a dict with x [n, p], y [n], z [n, l] and group [n] (left out if it is the client)")
-        return _checked(rows, self.features, self.effect_names, with_outcome=with_outcome)
+        return _checked(
+            rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome
+        )
 
 
-def _checked(rows: GroupedRows, features: Sequence[str], effects: Sequence[str], *, with_outcome: bool) -> GroupedRows:
+def _checked(
+    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int, *, with_outcome: bool
+) -> GroupedRows:
     """Rows that a user gave as arrays. Raises DataError."""
     if with_outcome and rows.y is None:
         raise DataError("the outcomes y are missing")
     x, z = numeric_matrix(rows.x, features), numeric_matrix(rows.z, effects)
-    y = None if rows.y is None else numeric_vector(rows.y)
+    y = None if rows.y is None else numeric_outcomes(rows.y, num_outcomes)
     lengths = {"x": len(x), "z": len(z)} | ({} if y is None else {"y": len(y)})
     if rows.labels is not None:
         lengths["group"] = len(rows.labels)

@@ -22,6 +22,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
 from cavity.study.columns import Column
 from cavity.study.encoding import FormulaEncoding
+from cavity.study.formula import Formula
 from cavity.study.guessing import RawColumn
 from cavity.study.priors import INTERCEPT_SCALE, SLOPE_SCALE, PriorChoice
 from cavity.study.sections import Section
@@ -50,12 +51,15 @@ class Family(abc.ABC):
         title: of the model, for messages ("logistic regression").
         outcome_function: the function on the left of the formula if the outcome has several columns (`Surv`); None for
             one column.
+        left_hint: how to write the left side, at the end of a message that refuses it.
         scales_outcome: whether the outcome is scaled as numeric predictors are. The prior of a slope is then in
             standard deviations of the outcome per standard deviation of the column; otherwise per unit of the column.
         ratio: what exp(coefficient) is ("odds ratio"), or None.
         slope_scale: the default standard deviation of a slope's prior.
         intercept_scale: that of an intercept.
         same_sums_everywhere: whether a client's factor does not depend on the posterior that it is asked about.
+        needs_all_levels: whether every level of the outcome must occur at some client. Each client says which levels it
+            has, and no counts.
         draft_model: lines for `[model]` in a draft of a study file.
         draft_range: the line for the outcome's range in a draft; None has none.
     """
@@ -64,11 +68,13 @@ class Family(abc.ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     title: ClassVar[str]
     outcome_function: ClassVar[str | None] = None
+    left_hint: ClassVar[str] = ""
     scales_outcome: ClassVar[bool] = False
     ratio: ClassVar[str | None] = None
     slope_scale: ClassVar[float] = SLOPE_SCALE
     intercept_scale: ClassVar[float] = INTERCEPT_SCALE
     same_sums_everywhere: ClassVar[bool] = False
+    needs_all_levels: ClassVar[bool] = False
     draft_model: ClassVar[str] = ""
     draft_range: ClassVar[str | None] = None
 
@@ -122,6 +128,20 @@ class Family(abc.ABC):
             num_levels: the number of different values in that file.
         """
         return False
+
+    @property
+    def description(self) -> str:
+        """The model with these settings, in a few words."""
+        return self.title
+
+    @property
+    def coefficient_ratio(self) -> str | None:
+        """What exp(coefficient) is with these settings, or None."""
+        return self.ratio
+
+    def formula_problem(self, formula: Formula) -> str | None:
+        """Why this family cannot have such a right side of the formula, or None."""
+        return None
 
     def extra_scales(self, *, outcome_is_scaled: bool) -> Mapping[str, float]:
         """Keys of `[prior]` for parameters beside the coefficients, with their default standard deviations."""

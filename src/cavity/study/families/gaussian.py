@@ -65,7 +65,7 @@ class Gaussian(RegressionFamily):
         return {NOISE_KEY: LOG_NOISE_SCALE if outcome_is_scaled else WIDE_LOG_NOISE_SCALE}
 
     def predictors(self, outcome: tuple[Column, ...]) -> tuple[Predictor, ...]:
-        noise = Predictor("log_noise_sd", NOISE_KEY, "sigma")
+        noise = Predictor("log_noise_sd", NOISE_KEY, "sigma", reports_log=True, in_outcome_units=True)
         return (Predictor(),) if self.noise_sd is not None else (Predictor(), noise)
 
     def likelihood(self, encoding: FormulaEncoding) -> Likelihood:

@@ -8,10 +8,15 @@ from typing import TypeVar
 
 from cavity.errors import StudyError
 from cavity.study.families.bernoulli import Bernoulli
+from cavity.study.families.binomial import Binomial
 from cavity.study.families.categorical import Categorical
 from cavity.study.families.family import Family
+from cavity.study.families.gamma import Gamma
 from cavity.study.families.gaussian import Gaussian
+from cavity.study.families.negative_binomial import NegativeBinomial
+from cavity.study.families.ordinal import Ordinal
 from cavity.study.families.poisson import Poisson
+from cavity.study.families.student_t import StudentT
 from cavity.study.formula import OUTCOME_FUNCTIONS
 from cavity.study.sections import Section, nearest
 
@@ -55,7 +60,7 @@ def family_class(name: str) -> type[Family]:
     return _FAMILIES[name]
 
 
-def make_family(family: str | Family, settings: Mapping[str, float | None]) -> Family:
+def make_family(family: str | Family, settings: Mapping[str, float | str | None]) -> Family:
     """A family by its name, with the settings that are not None. Raises StudyError.
 
     Args:
@@ -103,5 +108,5 @@ def _listed() -> str:
     return ", ".join(" or ".join((cls.name, *cls.aliases)) for cls in families())
 
 
-for _cls in (Gaussian, Bernoulli, Categorical, Poisson):
+for _cls in (Gaussian, StudentT, Bernoulli, Binomial, Categorical, Ordinal, Poisson, NegativeBinomial, Gamma):
     register_family(_cls)

@@ -11,6 +11,7 @@ import numpy as np
 from cavity.core import Likelihood
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
+from cavity.models.glm.auxiliary import Auxiliary
 from cavity.models.glm.regression import Regression, gaussian_prior
 from cavity.models.mixed.grouped_regression import GroupedRegression, GroupEffects
 from cavity.study.columns import Column
@@ -28,12 +29,18 @@ class Predictor:
         name: in front of the names of its coefficients; empty for the only one.
         prior_key: None if it has an intercept and slopes. Otherwise it is one parameter for all rows, and this is the
             key of `[prior]` that holds its scale.
-        natural_name: of the exponential of such a parameter, in models with group terms.
+        natural_name: of the exponential of such a parameter, under which it is reported.
+        reports_log: report the parameter itself, except in models with group terms.
+        in_outcome_units: whether the exponential is in the units of the outcome.
+        prior_mean: of such a parameter.
     """
 
     name: str = ""
     prior_key: str | None = None
     natural_name: str = ""
+    reports_log: bool = False
+    in_outcome_units: bool = False
+    prior_mean: float = 0.0
 
 
 class RegressionFamily(Family):
@@ -47,6 +54,10 @@ class RegressionFamily(Family):
         """The predictors of the likelihood, in their order."""
         return (Predictor(),)
 
+    def thresholds(self, outcome: tuple[Column, ...]) -> tuple[str, ...]:
+        """Names of the thresholds between ordered levels, of which the first is minus the intercept; mostly none."""
+        return ()
+
     def num_blocks(self, outcome: tuple[Column, ...]) -> int:
         return sum(predictor.prior_key is None for predictor in self.predictors(outcome))
 
@@ -55,8 +66,9 @@ class RegressionFamily(Family):
         extra = dict(self.extra_scales(outcome_is_scaled=encoding.scaling.outcome is not None)) | dict(prior.extra)
         block = coefficient_scales(self, encoding, prior)
         scales = np.concatenate([block if p.prior_key is None else [extra[p.prior_key]] for p in predictors])
+        mean = np.concatenate([np.full(1 if p.prior_key else len(block), p.prior_mean) for p in predictors])
         return Regression(
-            gaussian_prior(len(scales), scales, covariance),
+            gaussian_prior(len(scales), scales, covariance, mean),
             self.likelihood(encoding),
             design.names,
             design.intercept,
@@ -64,12 +76,20 @@ class RegressionFamily(Family):
             tuple(predictor.prior_key is not None for predictor in predictors),
             encoding=encoding,
             log_outcome_scale=math.log(encoding.outcome_units[1]),
+            auxiliary=tuple(
+                Auxiliary("" if p.reports_log else p.natural_name, p.in_outcome_units)
+                for p in predictors
+                if p.prior_key is not None
+            ),
+            thresholds=self.thresholds(encoding.outcome),
         )
 
     def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> GroupedRegression:
         first, *others = self.predictors(encoding.outcome)
         if first.name or first.prior_key is not None or any(other.prior_key is None for other in others):
             raise StudyError(f"the family {self.name!r} has several linear predictors; it cannot have group terms yet")
+        if self.thresholds(encoding.outcome):
+            raise StudyError(f"the family {self.name!r} cannot have group terms yet")
         if (problem := several_groups_problem(encoding.parsed)) is not None:
             raise encoding.parsed.refusal_at(*problem)
         design, choice = encoding.design, prior.group or GroupPriorChoice()
@@ -88,6 +108,8 @@ class RegressionFamily(Family):
             eta=choice.correlation_eta,
             intercept=design.intercept,
             family_names=tuple(other.natural_name or f"exp({other.name})" for other in others),
+            family_mean=[other.prior_mean for other in others],
+            family_in_units=tuple(other.in_outcome_units for other in others),
             effect_units=encoding.effect_units,
             encoding=encoding,
         )

@@ -7,7 +7,8 @@ Every refusal is a StudyError that shows the position.
 
 To add a function of one row, add a line to `expressions.ROW_FUNCTIONS`. The grammar already reads any call with
 keywords and lists (`bs(age, knots = [40, 60])`, `offset(...)`), so another kind of call is a case in `terms.Expansion`.
-A function of columns on the left (`Surv(time, status)`) belongs to a family, which registers it in `OUTCOME_FUNCTIONS`.
+A function of columns on the left (`Surv(time, status)`) belongs to a family, which registers it in `OUTCOME_FUNCTIONS`;
+`deaths | trials(patients)` is another way to write `trials(deaths, patients)`.
 Effects of groups, `(1 | g)`, are in `groups`.
 """
 

@@ -1,6 +1,7 @@
 """From tokens to a tree, by recursive descent: one method per line of the grammar.
 
-    formula     = sum "~" [sum]
+    formula     = left "~" [sum]
+    left        = sum | name "|" call
     sum         = {sign} product {sign {sign} product}              sign = "+" | "-"
     product     = interaction {("*" | "/" | "%in%") interaction}
     interaction = power {":" power}
@@ -49,6 +50,8 @@ class _Parser:
         if self._sees("~") or not any(token.kind == "operator" and token.text == "~" for token in self._tokens):
             raise self._refused("a formula needs an outcome: `outcome ~ predictors`")
         left = self._sum()
+        if self._sees("|"):
+            left = self._with_call(left)
         self._expect("~")
         right = Sum((), at=self._token.at) if self._token.kind == "end" else self._sum()
         if self._sees("|", "||"):
@@ -58,6 +61,16 @@ class _Parser:
         if self._token.kind != "end":
             raise self._unexpected(", where an operator or the end should be")
         return left, right
+
+    def _with_call(self, left: Sum) -> Sum:
+        """`deaths | trials(patients)` is `trials(deaths, patients)`."""
+        bar = self._take().at
+        call = self._name_or_call() if self._token.kind == "name" else None
+        match _unwrapped(left), call:
+            case Name() as outcome, Call(function=function, arguments=arguments) if arguments:
+                first = Argument(outcome, None, at=outcome.at)
+                return Sum((("+", Call(function, (first, *arguments), at=left.at)),), at=left.at)
+        raise refusal(self._text, bar, "on the left `|` is between one column and a call, as in `deaths | trials(patients)`")
 
     def _sum(self) -> Sum:
         at, parts = self._token.at, []
