@@ -56,6 +56,17 @@ def numeric_vector(y: PyTree) -> np.ndarray:
     return finite_column(array, "the outcome y")
 
 
+def numeric_outcomes(y: PyTree) -> np.ndarray:
+    """`y` as finite floats: [n], or [n, k] for outcomes of several columns (a time and a status); or a DataError."""
+    try:
+        array = np.asarray(y)
+    except ValueError:
+        return numeric_vector(y)  # which says what is wrong
+    if array.ndim != 2 or array.shape[-1] == 1:
+        return numeric_vector(y)
+    return np.stack([finite_column(each, f"column {j} of the outcome") for j, each in enumerate(array.T, 1)], axis=1)
+
+
 def network_rows(value: PyTree, num_features: int) -> tuple[np.ndarray, np.ndarray]:
     """A pair (x, y) for a network: features in single precision, outcomes as numbers, or a DataError."""
     features, outcomes = pair(value, "a network needs a pair (x, y)")

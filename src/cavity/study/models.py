@@ -57,6 +57,8 @@ def formula_model(
         raise StudyError(problem)
     if problem := family.outcome_problem(encoding.outcome):
         raise StudyError(f"column '{encoding.outcome[0].name}': {problem}")
+    if problem := family.formula_problem(encoding.parsed):
+        raise StudyError(problem)
     if encoding.parsed.groups:
         if covariance not in (None, FullGaussian):
             raise StudyError(f"covariance: {FULL_ONLY}")

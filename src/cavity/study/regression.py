@@ -44,6 +44,7 @@ def regression(
     scaling: str = "federated",
     column_scaling: Mapping[str, tuple[Real, Real] | str] | None = None,
     noise_sd: Real | None = None,
+    ties: str | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
@@ -80,6 +81,7 @@ def regression(
         column_scaling: the scaling of single columns (numeric predictors, a gaussian outcome): (centre, scale) computes
             with (value - centre) / scale, and the prior is on that scale; "none" uses the column as it is.
         noise_sd: the standard deviation of the noise of a gaussian outcome, if it is known.
+        ties: of a Cox model, the approximation for several events at one time: "efron" (the default) or "breslow".
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
             deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
             and per level of a category.
@@ -104,7 +106,7 @@ def regression(
     Returns:
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
-    chosen_family = make_family(family, {"noise_sd": None if noise_sd is None else float(noise_sd)})
+    chosen_family = make_family(family, {"noise_sd": None if noise_sd is None else float(noise_sd), "ties": ties})
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:

@@ -106,6 +106,8 @@ def _outcome(family: Family, formula: Formula, outcome: tuple[Column, ...]) -> I
         return
     if problem := family.outcome_problem(outcome):
         yield ("columns", outcome[0].name, "type"), problem
+    if problem := family.formula_problem(formula):
+        yield ("model", "formula"), problem
     for column in outcome:
         if not family.scales_outcome and column.scaling_rule not in (None, ScalingRule.NONE):
             yield ("columns", column.name, "scaling"), f"the family {family.name!r} does not scale its outcome"

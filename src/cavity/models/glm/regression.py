@@ -25,7 +25,7 @@ from cavity.core import (
     PredictorDraws,
     ReportedModel,
 )
-from cavity.core.checks import feature_names, numeric_matrix, numeric_vector, pair, same_rows
+from cavity.core.checks import feature_names, numeric_matrix, numeric_outcomes, pair, same_rows
 from cavity.core.fields import Number, require
 from cavity.core.types import Leaf
 from cavity.distributions import FullGaussian, IsotropicGaussian
@@ -121,10 +121,10 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):
-            x, y = _x_and_y(batch)
+            x, y = x_and_y(batch)
         else:
             x, y = self.encoding.rows(batch)
-        x, y = same_rows(numeric_matrix(x, self.features), numeric_vector(y))
+        x, y = same_rows(numeric_matrix(x, self.features), numeric_outcomes(y))
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
@@ -208,7 +208,8 @@ def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
+def x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
+    """Features and outcomes as a user gives them: a pair, or a dict. Raises DataError."""
     if isinstance(batch, Mapping):
         missing = {"x", "y"} - set(batch)
         if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cavity.study.families.bernoulli import Bernoulli
 from cavity.study.families.categorical import Categorical
+from cavity.study.families.cox import Cox
 from cavity.study.families.family import Curvature, Family
 from cavity.study.families.gaussian import Gaussian
 from cavity.study.families.poisson import Poisson
@@ -13,6 +14,7 @@ from cavity.study.families.regression_family import Predictor, RegressionFamily
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "Cox",
     "Curvature",
     "Family",
     "Gaussian",

@@ -22,6 +22,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
 from cavity.study.columns import Column
 from cavity.study.encoding import FormulaEncoding
+from cavity.study.formula import Formula
 from cavity.study.guessing import RawColumn
 from cavity.study.priors import INTERCEPT_SCALE, SLOPE_SCALE, PriorChoice
 from cavity.study.sections import Section
@@ -55,6 +56,7 @@ class Family(abc.ABC):
         ratio: what exp(coefficient) is ("odds ratio"), or None.
         slope_scale: the default standard deviation of a slope's prior.
         intercept_scale: that of an intercept.
+        has_intercept: whether an intercept of the formula is a parameter; otherwise it only codes categories.
         same_sums_everywhere: whether a client's factor does not depend on the posterior that it is asked about.
         draft_model: lines for `[model]` in a draft of a study file.
         draft_range: the line for the outcome's range in a draft; None has none.
@@ -68,6 +70,7 @@ class Family(abc.ABC):
     ratio: ClassVar[str | None] = None
     slope_scale: ClassVar[float] = SLOPE_SCALE
     intercept_scale: ClassVar[float] = INTERCEPT_SCALE
+    has_intercept: ClassVar[bool] = True
     same_sums_everywhere: ClassVar[bool] = False
     draft_model: ClassVar[str] = ""
     draft_range: ClassVar[str | None] = None
@@ -79,6 +82,10 @@ class Family(abc.ABC):
         Args:
             outcome: the columns on the left of the formula; one, unless the family has an `outcome_function`.
         """
+
+    def formula_problem(self, formula: Formula) -> str | None:
+        """Why this formula cannot be one of the family, or None; its left side is checked already."""
+        return None
 
     @abc.abstractmethod
     def outcome_column(self, raw: RawColumn, position: int) -> Column:

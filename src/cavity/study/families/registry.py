@@ -9,6 +9,7 @@ from typing import TypeVar
 from cavity.errors import StudyError
 from cavity.study.families.bernoulli import Bernoulli
 from cavity.study.families.categorical import Categorical
+from cavity.study.families.cox import Cox
 from cavity.study.families.family import Family
 from cavity.study.families.gaussian import Gaussian
 from cavity.study.families.poisson import Poisson
@@ -55,7 +56,7 @@ def family_class(name: str) -> type[Family]:
     return _FAMILIES[name]
 
 
-def make_family(family: str | Family, settings: Mapping[str, float | None]) -> Family:
+def make_family(family: str | Family, settings: Mapping[str, object]) -> Family:
     """A family by its name, with the settings that are not None. Raises StudyError.
 
     Args:
@@ -103,5 +104,5 @@ def _listed() -> str:
     return ", ".join(" or ".join((cls.name, *cls.aliases)) for cls in families())
 
 
-for _cls in (Gaussian, Bernoulli, Categorical, Poisson):
+for _cls in (Gaussian, Bernoulli, Categorical, Poisson, Cox):
     register_family(_cls)
