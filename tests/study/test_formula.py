@@ -120,7 +120,7 @@ def test_functions_of_all_rows_are_refused_by_name(function):
         ("y ~ offset(a)", "character 5 .*offsets are not available yet"),
         ("y ~ bs(age, knots=[40, 60], range=[18, 100])", r"character 5 .*bs\(\)"),
         ("y ~ stratified(a)", "character 5 .*not available yet"),
-        ("Surv(time, status) ~ a", "character 1 .*survival outcomes are not available yet"),
+        ("y ~ Surv(time, status)", "character 5 .*it is the outcome of a survival model, on the left"),
         ("y ~ a\x00", "character 6 .*unexpected"),
     ],
 )

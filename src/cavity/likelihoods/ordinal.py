@@ -50,7 +50,7 @@ class _Ordinal(PowerIntegral, OutcomeDraws):
 
     @abc.abstractmethod
     def _log_below(self, at: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-        """log F(at); log(1 - F(at)) is that of -at."""
+        """Log F(at); log(1 - F(at)) is that of -at."""
 
     def _log_probabilities(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch levels"]:
         gaps = jnp.exp(f[..., 1:])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cavity.models.numpyro.from_numpyro import numpyro_kinds, numpyro_model
     from cavity.models.numpyro.globals_only import GlobalsOnly, as_rows
     from cavity.models.numpyro.latent_model import NumpyroModel
+    from cavity.models.survival.cox import CoxRegression, cox_regression
 
 __all__ = [
     "MLP",
@@ -41,6 +42,7 @@ __all__ = [
     "CoefficientPrior",
     "CommonScale",
     "Coupled",
+    "CoxRegression",
     "Decoupled",
     "FunctionModel",
     "GlobalsOnly",
@@ -60,6 +62,7 @@ __all__ = [
     "bag_of_words",
     "central_gp",
     "cnn_classifier",
+    "cox_regression",
     "equinox_model",
     "function_model",
     "linear_regression",
@@ -101,5 +104,6 @@ __getattr__, __dir__ = lazy_exports(
         "numpyro.from_numpyro": "numpyro_kinds numpyro_model",
         "numpyro.globals_only": "GlobalsOnly as_rows",
         "numpyro.latent_model": "NumpyroModel",
+        "survival.cox": "CoxRegression cox_regression",
     },
 )

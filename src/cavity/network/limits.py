@@ -105,6 +105,8 @@ def bounds(study: Study, scaling: Scaling) -> Bounds:
         largest, reason = _largest(study, scaling)
     if curvature.bound is None or largest is None:
         return Bounds(sds, None, (*notes, f"the precision of a posterior is not checked: {reason}"))
+    if not family.has_intercept:
+        largest = largest[int(study.design.intercept) :]
     most = max_total_rows(study)
     added = np.tile(most * curvature.bound * largest**2, family.num_blocks(study.outcome_columns))
     return Bounds(sds, added, tuple(notes))

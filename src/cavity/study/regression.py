@@ -46,6 +46,7 @@ def regression(
     noise_sd: Real | None = None,
     link: str | None = None,
     df: Real | str | None = None,
+    ties: str | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
@@ -86,6 +87,7 @@ def regression(
         link: of a bernoulli, binomial or ordinal outcome: "logit" (the default) or "probit", and "cloglog" for the first
             two.
         df: the degrees of freedom of a student-t outcome, or "learned" to estimate them; None is 4.
+        ties: of a Cox model, the approximation for several events at one time: "efron" (the default) or "breslow".
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
             deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
             and per level of a category.
@@ -110,8 +112,10 @@ def regression(
     Returns:
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
-    settings = {"noise_sd": noise_sd, "link": link, "df": df}
-    chosen_family = make_family(family, {n: v if v is None or isinstance(v, str) else float(v) for n, v in settings.items()})
+    settings = {"noise_sd": noise_sd, "link": link, "df": df, "ties": ties}
+    chosen_family = make_family(
+        family, {n: v if v is None or isinstance(v, str) else float(v) for n, v in settings.items()}
+    )
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:

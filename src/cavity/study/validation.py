@@ -97,7 +97,9 @@ def left_side_problem(family: Family, formula: Formula) -> str | None:
         return None
     if family.outcome_function is None:
         return f"the family {family.name!r} takes one column on the left, not {formula.outcome_function}(...)"
-    return f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula{family.left_hint}"
+    return (
+        f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula{family.left_hint}"
+    )
 
 
 def _outcome(family: Family, formula: Formula, outcome: tuple[Column, ...]) -> Iterator[tuple[Path, str]]:
@@ -108,6 +110,8 @@ def _outcome(family: Family, formula: Formula, outcome: tuple[Column, ...]) -> I
         yield ("model", "formula"), problem
     if problem := family.outcome_problem(outcome):
         yield ("columns", outcome[0].name, "type"), problem
+    if problem := family.formula_problem(formula):
+        yield ("model", "formula"), problem
     for column in outcome:
         if not family.scales_outcome and column.scaling_rule not in (None, ScalingRule.NONE):
             yield ("columns", column.name, "scaling"), f"the family {family.name!r} does not scale its outcome"

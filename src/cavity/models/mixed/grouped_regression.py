@@ -364,13 +364,11 @@ class GroupedRegression(LatentModel):
             rows = GroupedRows(value["x"], value.get("y"), value["z"], labels)
         else:
             raise DataError("give a dict with x [n, p], y [n], z [n, l] and group [n] (left out if it is the client)")
-        return _checked(
-            rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome
-        )
+        return _checked(rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome)
 
 
 def _checked(
-    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int, *, with_outcome: bool
+    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int | None, *, with_outcome: bool
 ) -> GroupedRows:
     """Rows that a user gave as arrays. Raises DataError."""
     if with_outcome and rows.y is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cavity.study.families.bernoulli import Bernoulli
 from cavity.study.families.binomial import Binomial
 from cavity.study.families.categorical import Categorical
+from cavity.study.families.cox import Cox
 from cavity.study.families.family import Curvature, Family
 from cavity.study.families.gamma import Gamma
 from cavity.study.families.gaussian import Gaussian
@@ -19,6 +20,7 @@ __all__ = [
     "Bernoulli",
     "Binomial",
     "Categorical",
+    "Cox",
     "Curvature",
     "Family",
     "Gamma",

@@ -57,6 +57,7 @@ class Family(abc.ABC):
         ratio: what exp(coefficient) is ("odds ratio"), or None.
         slope_scale: the default standard deviation of a slope's prior.
         intercept_scale: that of an intercept.
+        has_intercept: whether an intercept of the formula is a parameter; otherwise it only codes categories.
         same_sums_everywhere: whether a client's factor does not depend on the posterior that it is asked about.
         needs_all_levels: whether every level of the outcome must occur at some client. Each client says which levels it
             has, and no counts.
@@ -73,6 +74,7 @@ class Family(abc.ABC):
     ratio: ClassVar[str | None] = None
     slope_scale: ClassVar[float] = SLOPE_SCALE
     intercept_scale: ClassVar[float] = INTERCEPT_SCALE
+    has_intercept: ClassVar[bool] = True
     same_sums_everywhere: ClassVar[bool] = False
     needs_all_levels: ClassVar[bool] = False
     draft_model: ClassVar[str] = ""
@@ -85,6 +87,10 @@ class Family(abc.ABC):
         Args:
             outcome: the columns on the left of the formula; one, unless the family has an `outcome_function`.
         """
+
+    def formula_problem(self, formula: Formula) -> str | None:
+        """Why this formula cannot be one of the family, or None; its left side is checked already."""
+        return None
 
     @abc.abstractmethod
     def outcome_column(self, raw: RawColumn, position: int) -> Column:

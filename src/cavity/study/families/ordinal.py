@@ -68,7 +68,9 @@ class Ordinal(RegressionFamily):
         return "the outcome of ordinal regression is a category, with its levels in order from low to high"
 
     def formula_problem(self, formula: Formula) -> str | None:
-        return None if formula.intercept else "an ordinal outcome has thresholds for an intercept; remove `0 +` or `- 1`"
+        return (
+            None if formula.intercept else "an ordinal outcome has thresholds for an intercept; remove `0 +` or `- 1`"
+        )
 
     def outcome_column(self, raw: RawColumn, position: int) -> Column:
         if raw.levels is not None:

@@ -10,6 +10,7 @@ from cavity.errors import StudyError
 from cavity.study.families.bernoulli import Bernoulli
 from cavity.study.families.binomial import Binomial
 from cavity.study.families.categorical import Categorical
+from cavity.study.families.cox import Cox
 from cavity.study.families.family import Family
 from cavity.study.families.gamma import Gamma
 from cavity.study.families.gaussian import Gaussian
@@ -60,7 +61,7 @@ def family_class(name: str) -> type[Family]:
     return _FAMILIES[name]
 
 
-def make_family(family: str | Family, settings: Mapping[str, float | str | None]) -> Family:
+def make_family(family: str | Family, settings: Mapping[str, object]) -> Family:
     """A family by its name, with the settings that are not None. Raises StudyError.
 
     Args:
@@ -108,5 +109,5 @@ def _listed() -> str:
     return ", ".join(" or ".join((cls.name, *cls.aliases)) for cls in families())
 
 
-for _cls in (Gaussian, StudentT, Bernoulli, Binomial, Categorical, Ordinal, Poisson, NegativeBinomial, Gamma):
+for _cls in (Gaussian, StudentT, Bernoulli, Binomial, Categorical, Ordinal, Poisson, NegativeBinomial, Gamma, Cox):
     register_family(_cls)

@@ -29,7 +29,7 @@ REMEDIES = {
     "factor": _CATEGORY,
     "Q": "write the column between backticks",
     "offset": "offsets are not available yet",
-    "Surv": "survival outcomes are not available yet",
+    "Surv": "it is the outcome of a survival model, on the left of `~`",
     "stratified": _LATER,
     "ns": _LATER,
 } | dict.fromkeys(("bs", "cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)

@@ -1,0 +1,1 @@
+"""Models of the time to an event whose baseline hazard differs between clients."""
