@@ -145,10 +145,6 @@ class Family(abc.ABC):
         """What exp(coefficient) is with these settings, or None."""
         return self.ratio
 
-    def formula_problem(self, formula: Formula) -> str | None:
-        """Why this family cannot have such a right side of the formula, or None."""
-        return None
-
     def extra_scales(self, *, outcome_is_scaled: bool) -> Mapping[str, float]:
         """Keys of `[prior]` for parameters beside the coefficients, with their default standard deviations."""
         return {}
