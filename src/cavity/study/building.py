@@ -20,7 +20,7 @@ import numpy as np
 from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
 from cavity.core import Algorithm, LatentModel, Schedule
 from cavity.errors import DataError, StudyError
-from cavity.models.mixed.grouped_regression import GroupedRows
+from cavity.models.mixed.grouped_rows import GroupedRows
 from cavity.study import registry
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import refuse

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from cavity.errors import StudyError
-from cavity.models.mixed.grouped_regression import GroupedRows, GroupEncoding
+from cavity.models.mixed.grouped_rows import GroupedRows, GroupEncoding
 from cavity.study.columns import Column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse

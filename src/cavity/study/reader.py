@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cavity.errors import StudyError, printable
 from cavity.study import registry
+from cavity.study.client_effects import TERMS, with_client_effects
 from cavity.study.columns import (
     MISSING_LEVEL,
     Boolean,
@@ -137,7 +138,9 @@ def _model(section: Section) -> ModelChoice:
         arguments, formula = section.plain("arguments"), section.text("formula", None)
         choice = ModelChoice(None, _one_line(formula), function, tuple(sorted(arguments.items())))
     else:
-        choice = ModelChoice(read_family(section), _one_line(section.required_text("formula")))
+        formula = _one_line(section.required_text("formula")) or ""
+        effects = section.word("client_effects", TERMS, "none")
+        choice = ModelChoice(read_family(section), with_client_effects(formula, effects))
     section.close(RENAMED_IN_MODEL)
     return choice
 

@@ -16,6 +16,7 @@ from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
 from cavity.study import registry
 from cavity.study.building import design_scaling
+from cavity.study.client_effects import with_client_effects
 from cavity.study.columns import Column, Missing, ScalingRule, Text
 from cavity.study.encoding import FormulaEncoding, is_reversible
 from cavity.study.families import Family, make_family
@@ -39,6 +40,7 @@ def regression(
     frames: Mapping[str, object],
     *,
     family: str | Family = "bernoulli",
+    client_effects: str = "none",
     levels: Mapping[str, Sequence[str]] | None = None,
     missing: str = "refuse",
     scaling: str = "federated",
@@ -75,6 +77,8 @@ def regression(
         family: of the outcome: "gaussian" (or "linear"), "student-t", "bernoulli" ("logistic"), "binomial",
             "categorical" ("softmax"), "ordinal", "poisson", "negative-binomial" or "gamma"; or a `cavity.study.Family`
             with its settings. The left side of a binomial formula is `deaths | trials(patients)`.
+        client_effects: "intercepts" gives each client an intercept of its own, which is no shared parameter (as
+            `stratified(1)` in the formula); "random" lets them vary around a common one, `(1 | client)`.
         levels: of categories, the reference first. A category whose levels are not given has those of all frames.
         missing: what to do about missing values. "refuse": they are an error. "drop": their rows are dropped, with a
             warning that says how many.
@@ -125,6 +129,7 @@ def regression(
             f"unknown scaling {scaling!r}; choose one of: {', '.join(ScalingRule)}. The scaling of single columns is "
             "`column_scaling`"
         )
+    formula = with_client_effects(formula, client_effects)
     parsed = parse_formula(formula)
     if problem := left_side_problem(chosen_family, parsed):
         raise StudyError(problem)

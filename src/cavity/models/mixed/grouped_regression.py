@@ -16,7 +16,6 @@ correlation is `1,age|ward_corr`. They and the effects themselves (`1|ward[L1]`)
 
 from __future__ import annotations
 
-import abc
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,8 +28,7 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import Data, Encoding, LatentModel, Likelihood
-from cavity.core.checks import numeric_matrix, numeric_outcomes
+from cavity.core import Data, LatentModel, Likelihood
 from cavity.core.fields import as_number
 from cavity.core.messages import Record
 from cavity.core.types import Leaf
@@ -45,9 +43,11 @@ from cavity.models.mixed.group_priors import (
     log_sd_moments,
     num_correlations,
 )
+from cavity.models.mixed.grouped_rows import GroupedRows, GroupEncoding, checked_rows
 
 ETA = 2.0  # of LKJ: weakly prefers small correlations
 START_SCALE = 0.1
+ONE = "1"  # the name of an intercept
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,13 @@ class GroupEffects(Record):
         names: `1` for the intercept, then the slopes.
         group: the column of the groups, or `client`.
         correlated: whether the effects are.
+        stratified: whether they are coefficients of each group's own, whose standard deviation is known.
     """
 
     names: tuple[str, ...]
     group: str
     correlated: bool = True
+    stratified: bool = False
 
     @property
     def num_correlations(self) -> int:
@@ -83,31 +85,6 @@ class GroupEffects(Record):
         return tuple(f"{first},{second}|{self.group}_corr" for first, second in pairs)
 
 
-@dataclass(frozen=True)
-class GroupedRows:
-    """A client's rows. It is no record that can be stored or sent: it has the names of groups.
-
-    Attributes:
-        x: fixed effects [n, p], without ones.
-        y: outcomes [n]; None for new rows.
-        z: the columns of all group terms [n, l].
-        labels: the group of each row; None where the group is the client.
-    """
-
-    x: np.ndarray
-    y: np.ndarray | None
-    z: np.ndarray
-    labels: tuple[Hashable, ...] | None
-
-
-class GroupEncoding(Encoding):
-    """Capability: a table also has the columns and the groups of group terms."""
-
-    @abc.abstractmethod
-    def grouped_rows(self, table: PyTree, *, with_outcome: bool = True) -> GroupedRows:
-        """The rows of a client's table, or new rows without outcomes. Raises DataError naming all problems."""
-
-
 class GroupedRegression(LatentModel):
     """A regression whose effects vary between groups, each of which has all its rows at one client.
 
@@ -117,7 +94,7 @@ class GroupedRegression(LatentModel):
         effects: the group terms; all have the same group.
         fixed_scale: prior standard deviations of the intercept and the slopes, which have mean 0.
         family_scale: those of the further predictors.
-        sd_scale: scales of the priors of standard deviations, one per effect.
+        sd_scale: scales of the priors of standard deviations, one per effect; of a stratified one, the known value.
         sd_df: degrees of freedom of their half-t prior; None is half-normal.
         eta: of the LKJ prior of correlations.
         intercept: whether there is a fixed intercept.
@@ -180,11 +157,21 @@ class GroupedRegression(LatentModel):
     @property
     def num_global(self) -> int:
         correlations = sum(effects.num_correlations for effects in self.effects)
-        return len(self.fixed_names) + len(self.family_names) + self.num_local + correlations
+        return len(self.fixed_names) + len(self.family_names) + int(self._is_learned.sum()) + correlations
 
     @property
     def num_local(self) -> int:
         return sum(len(effects.names) for effects in self.effects)
+
+    @property
+    def has_own_intercept(self) -> bool:
+        """Whether each group has its own intercept, with the prior of an intercept."""
+        return any(effects.stratified and ONE in effects.names for effects in self.effects)
+
+    @property
+    def _is_learned(self) -> np.ndarray:
+        """Of each effect, whether its standard deviation is a parameter."""
+        return np.array([not effects.stratified for effects in self.effects for _ in effects.names], bool)
 
     @property
     def theta(self) -> None:
@@ -192,7 +179,7 @@ class GroupedRegression(LatentModel):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        sds = (f"{name}_sigma" for name in self.effect_names)
+        sds = (f"{name}_sigma" for name, learned in zip(self.effect_names, self._is_learned, strict=True) if learned)
         correlations = (name for effects in self.effects for name in effects.correlation_names)
         return (*self.fixed_names, *self.family_names, *sds, *correlations)
 
@@ -208,7 +195,7 @@ class GroupedRegression(LatentModel):
         return self._prior_moments()[1]
 
     def _prior_moments(self) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-        sd_mean, sd_spread = log_sd_moments(self.sd_scale, self.sd_df)
+        sd_mean, sd_spread = log_sd_moments(self.sd_scale[self._is_learned], self.sd_df)
         spreads = [lkj_sd(len(effects.names), self.eta) for effects in self.effects if effects.num_correlations]
         correlations = jnp.concatenate([jnp.zeros(0), *spreads])
         normal = jnp.concatenate([self.fixed_scale, self.family_scale])
@@ -223,7 +210,7 @@ class GroupedRegression(LatentModel):
 
     def _split(self, z: Float[Array, " g"]) -> tuple[Array, Array, Array, list[Array]]:
         """Fixed effects, further predictors, log sds, and the correlation parameters of each term."""
-        sizes = [len(self.fixed_names), len(self.family_names), self.num_local]
+        sizes = [len(self.fixed_names), len(self.family_names), int(self._is_learned.sum())]
         sizes += [effects.num_correlations for effects in self.effects]
         fixed, family, log_sd, *correlations = jnp.split(z, np.cumsum(sizes)[:-1])
         return fixed, family, log_sd, correlations
@@ -239,14 +226,16 @@ class GroupedRegression(LatentModel):
         """L of all terms, block by block, with b = L u."""
         _, _, log_sd, correlations = self._split(z_global)
         roots = block_diag(*self._correlation_roots(correlations)).astype(z_global.dtype)
-        return jnp.exp(log_sd)[:, None] * roots
+        sds = self.sd_scale.astype(z_global.dtype).at[np.flatnonzero(self._is_learned)].set(jnp.exp(log_sd))
+        return sds[:, None] * roots
 
     def log_prior(self, theta: PyTree, z_global: Float[Array, " g"]) -> Float[Array, ""]:
         fixed, family, log_sd, correlations = self._split(z_global)
         scale = jnp.concatenate([self.fixed_scale, self.family_scale]).astype(z_global.dtype)
         standard = (jnp.concatenate([fixed, family]) - self._normal_mean.astype(z_global.dtype)) / scale
         found = jnp.sum(-0.5 * (standard**2 + LOG_2PI) - jnp.log(scale))
-        found = found + jnp.sum(log_sd_density(log_sd, self.sd_scale.astype(z_global.dtype), self.sd_df))
+        sd_scale = self.sd_scale[self._is_learned].astype(z_global.dtype)
+        found = found + jnp.sum(log_sd_density(log_sd, sd_scale, self.sd_df))
         for effects, v in zip(self.effects, correlations, strict=True):
             if effects.num_correlations:
                 found = found + log_lkj_density(v, len(effects.names), self.eta)
@@ -293,25 +282,42 @@ class GroupedRegression(LatentModel):
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> OrderedDict[str, Array]:
         """All parameters by name, in the units of the data, with standard deviations and correlations."""
         fixed, family, log_sd, correlations = self._split(z_global)
-        centre, scale = self._outcome_units
-        block = None if self.encoding is None else self.encoding.to_computed()
-        fixed = scale * fixed
-        if self.intercept:
-            fixed = fixed.at[0].add(centre)
-        if block is not None:  # X reported = centre + scale (Z computed), and Z = X block^-1
-            fixed = jnp.asarray(np.linalg.inv(block), fixed.dtype) @ fixed
+        _, fixed = self._in_units(fixed)
+        scale = self._outcome_units[1]
         in_units = np.ones(len(family), bool) if self.family_in_units is None else np.array(self.family_in_units, bool)
-        values = [fixed, np.where(in_units, scale, 1.0) * jnp.exp(family), jnp.exp(log_sd) * self._sd_units]
+        values = [
+            fixed,
+            np.where(in_units, scale, 1.0) * jnp.exp(family),
+            jnp.exp(log_sd) * self._sd_units[self._is_learned],
+        ]
         for effects, root in zip(self.effects, self._correlation_roots(correlations), strict=True):
             if effects.num_correlations:
                 values.append((root @ root.T)[np.tril_indices(len(effects.names), -1)])
         return OrderedDict(zip(self.parameter_names, jnp.concatenate(values), strict=True))
+
+    def _in_units(self, fixed: Float[Array, " f"]) -> tuple[Float[Array, ""], Float[Array, " f"]]:
+        """What the units of the data add to an intercept of the groups' own, and the fixed effects in these units."""
+        centre, scale = self._outcome_units
+        block = None if self.encoding is None else self.encoding.to_computed()
+        full = scale * fixed
+        if self.has_own_intercept and not self.intercept:
+            full = jnp.concatenate([jnp.zeros(1, fixed.dtype), full])
+        if self.intercept or self.has_own_intercept:
+            full = full.at[0].add(centre)
+        if block is not None:  # X reported = centre + scale (Z computed), and Z = X block^-1
+            full = jnp.asarray(np.linalg.inv(block), fixed.dtype) @ full
+        if self.has_own_intercept and not self.intercept:
+            return full[0], full[1:]
+        return jnp.zeros((), fixed.dtype), full
 
     def constrain_local(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
     ) -> OrderedDict[str, Array]:
         """The effects of each group, in the units of the data."""
         effects = (z_local @ self.root(z_global).T) * self._sd_units
+        added, _ = self._in_units(self._split(z_global)[0])
+        is_own = [effects.stratified and name == ONE for effects in self.effects for name in effects.names]
+        effects = effects + jnp.where(np.array(is_own), added, 0.0)
         return OrderedDict(zip(self.effect_names, effects.T, strict=True))
 
     def expected_outcome(
@@ -324,6 +330,10 @@ class GroupedRegression(LatentModel):
         labels: Sequence[Hashable] | None,
     ) -> Float[Array, "n ..."]:
         """E[y | Z] at new rows. Groups that are among `labels` have their row of `z_local`; others are drawn."""
+        if z_local is None and not self._is_learned.all():
+            raise CavityError(
+                "clients have coefficients of their own; predict for a client: fit.local(name).predict(x)"
+            )
         rows = self._rows(x, with_outcome=False)
         names = [0] * len(rows.x) if rows.labels is None else list(rows.labels)
         groups = {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -364,22 +374,6 @@ class GroupedRegression(LatentModel):
             rows = GroupedRows(value["x"], value.get("y"), value["z"], labels)
         else:
             raise DataError("give a dict with x [n, p], y [n], z [n, l] and group [n] (left out if it is the client)")
-        return _checked(rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome)
-
-
-def _checked(
-    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int | None, *, with_outcome: bool
-) -> GroupedRows:
-    """Rows that a user gave as arrays. Raises DataError."""
-    if with_outcome and rows.y is None:
-        raise DataError("the outcomes y are missing")
-    x, z = numeric_matrix(rows.x, features), numeric_matrix(rows.z, effects)
-    y = None if rows.y is None else numeric_outcomes(rows.y, num_outcomes)
-    lengths = {"x": len(x), "z": len(z)} | ({} if y is None else {"y": len(y)})
-    if rows.labels is not None:
-        lengths["group"] = len(rows.labels)
-        if unnamed := [i for i, label in enumerate(rows.labels) if label is None or label != label]:
-            raise DataError(f"{len(unnamed)} rows have no group (rows {str(unnamed[:10])[1:-1]})")
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"the arrays have different numbers of rows: {lengths}")
-    return GroupedRows(x, y, z, rows.labels)
+        return checked_rows(
+            rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome
+        )

@@ -13,7 +13,7 @@ from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
 from cavity.models.glm.auxiliary import Auxiliary
 from cavity.models.glm.regression import Regression, gaussian_prior
-from cavity.models.mixed.grouped_regression import GroupedRegression, GroupEffects
+from cavity.models.mixed.grouped_regression import ONE, GroupedRegression, GroupEffects
 from cavity.study.columns import Column
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.families.family import Family
@@ -94,19 +94,21 @@ class RegressionFamily(Family):
             raise encoding.parsed.refusal_at(*problem)
         design, choice = encoding.design, prior.group or GroupPriorChoice()
         extra = dict(self.extra_scales(outcome_is_scaled=encoding.scaling.outcome is not None)) | dict(prior.extra)
+        own = any(effects.term.stratified and effects.term.intercept for effects in encoding.group_design.effects)
+        fixed_scale = coefficient_scales(self, encoding, prior)
         return GroupedRegression(
             likelihood=self.likelihood(encoding),
             features=design.names,
             effects=tuple(
-                GroupEffects(effects.names, effects.term.group, effects.term.correlated)
+                GroupEffects(effects.names, effects.term.group, effects.term.correlated, effects.term.stratified)
                 for effects in encoding.group_design.effects
             ),
-            fixed_scale=coefficient_scales(self, encoding, prior),
+            fixed_scale=fixed_scale[1:] if own and design.intercept else fixed_scale,
             family_scale=[extra[other.prior_key] for other in others if other.prior_key is not None],
-            sd_scale=effect_scales(self, encoding, choice),
+            sd_scale=effect_scales(self, encoding, prior),
             sd_df=choice.sd_df,
             eta=choice.correlation_eta,
-            intercept=design.intercept,
+            intercept=design.intercept and not own,
             family_names=tuple(other.natural_name or f"exp({other.name})" for other in others),
             family_mean=[other.prior_mean for other in others],
             family_in_units=tuple(other.in_outcome_units for other in others),
@@ -115,32 +117,38 @@ class RegressionFamily(Family):
         )
 
 
-def effect_scales(family: Family, encoding: FormulaEncoding, choice: GroupPriorChoice) -> list[float]:
+def effect_scales(family: Family, encoding: FormulaEncoding, prior: PriorChoice) -> list[float]:
     """Scales of the priors of standard deviations, for the columns that the model computes with.
 
     These are the columns of the group terms over their standard deviations. The common scale is per standard deviation,
     but per level of a category if the family does not scale the outcome. Single scales are in the units of the data.
+    Coefficients of each client's own have the prior of a coefficient, which is their known standard deviation.
 
     Args:
         family: of the outcome.
         encoding: with the group terms and their scaling.
-        choice: the study's.
+        prior: the study's choice.
 
     Returns:
         One per effect.
     """
+    choice = prior.group or GroupPriorChoice()
     design, single = encoding.group_design, dict(choice.sd_scales)
     if unknown := sorted(single.keys() - set(design.names)):
         raise StudyError(f"prior for an unknown effect {unknown[0]!r}; choose one of: {', '.join(design.names)}")
-    is_number = [
-        number
-        for effects in design.effects
-        for number in (*([False] if effects.term.intercept else []), *effects.is_numeric)
-    ]
+    units = iter(encoding.effect_units)
     found = []
-    for name, unit, number in zip(design.names, encoding.effect_units, is_number, strict=True):
-        common = choice.sd_scale if number or family.scales_outcome else choice.sd_scale * unit
-        found.append(single[name] * unit / encoding.outcome_units[1] if name in single else common)
+    for effects in design.effects:
+        scale = prior.scale if effects.term.stratified else choice.sd_scale
+        is_number = (*([False] if effects.term.intercept else []), *effects.is_numeric)
+        for name, full_name, number in zip(effects.names, effects.full_names, is_number, strict=True):
+            unit = next(units)
+            if full_name in single:
+                found.append(single[full_name] * unit / encoding.outcome_units[1])
+            elif effects.term.stratified and name == ONE:
+                found.append(prior.intercept_scale)
+            else:
+                found.append(scale if number or family.scales_outcome else scale * unit)
     return found
 
 

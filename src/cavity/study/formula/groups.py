@@ -1,5 +1,8 @@
 """Effects that vary between groups: `(1 | ward)`, `(age | ward)`, `(0 + age | ward)`, `(age || ward)`, `(1 | client)`.
 
+`stratified(age)` is a coefficient of each client's own, and `stratified(1)` an intercept, with the prior of a
+coefficient: the groups are the clients, and the standard deviation of the effects is known.
+
 As in lme4 and bambi: an intercept is added unless it is removed, the effects of one bar are correlated, and `||` makes
 all of them independent. The group is a column whose levels are not declared, or, without backticks, `client`: the
 client itself. A column of that name goes between backticks.
@@ -8,14 +11,14 @@ client itself. A column of that name goes between backticks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cavity.study.formula.expressions import columns, write
 from cavity.study.formula.terms import Expansion, Factor, Term
 from cavity.study.formula.tokens import refusal
-from cavity.study.formula.tree import Bar, Braces, Name, Node, Sum
+from cavity.study.formula.tree import Bar, Braces, Call, Name, Node, Number, Sum
 
-CLIENT = "client"
+CLIENT, STRATIFIED = "client", "stratified"
 MAX_GROUP_TERMS = 20
 
 
@@ -31,6 +34,7 @@ class GroupTerm:
         is_client: whether the group is the client itself, and no column.
         at: the position of its bracket in the formula.
         group_at: that of the group.
+        stratified: whether each client has its own coefficients, with the prior of a coefficient.
     """
 
     terms: tuple[Term, ...]
@@ -40,6 +44,7 @@ class GroupTerm:
     is_client: bool
     at: int = field(compare=False)
     group_at: int = field(compare=False)
+    stratified: bool = False
 
     @property
     def columns(self) -> Iterator[tuple[Name, bool]]:
@@ -50,8 +55,10 @@ class GroupTerm:
 
     def __str__(self) -> str:
         """As a formula has it: parsing this gives the same term."""
-        parts = ["1" if self.intercept else "0"]
-        parts += [":".join([*term.numbers, *map(_written, term.factors)]) for term in self.terms]
+        parts = [":".join([*term.numbers, *map(_written, term.factors)]) for term in self.terms]
+        if self.stratified:
+            return f"{STRATIFIED}({', '.join([*(['1'] if self.intercept else []), *parts])})"
+        parts = ["1" if self.intercept else "0", *parts]
         group = CLIENT if self.is_client else _quoted(self.group)
         return f"({' + '.join(parts)} {'|' if self.correlated else '||'} {group})"
 
@@ -69,10 +76,12 @@ def split_groups(text: str, right: Sum, outcomes: tuple[str, ...], expansion: Ex
     found: list[GroupTerm] = []
     for sign, part in right.parts:
         match part:
-            case Bar() if sign == "-":
+            case Bar() | Call(function="stratified") if sign == "-":
                 raise refusal(text, part.at, "effects of groups cannot be removed; leave the term out")
             case Bar():
                 found.append(_group_term(text, part, outcomes, expansion))
+            case Call(function="stratified"):
+                found.append(_stratified(text, part, outcomes, expansion))
             case _:
                 rest.append((sign, part))
     if len(found) > MAX_GROUP_TERMS:
@@ -101,6 +110,17 @@ def _group_term(text: str, bar: Bar, outcomes: tuple[str, ...], expansion: Expan
     if bar.group.name in outcomes and not is_client:
         raise refusal(text, bar.group.at, f"the outcome '{bar.group.name}' cannot be the group")
     return found
+
+
+def _stratified(text: str, call: Call, outcomes: tuple[str, ...], expansion: Expansion) -> GroupTerm:
+    """`stratified(age, 1)` as effects of the clients."""
+    parts: list[tuple[str, Node]] = [("-", Number("1", at=call.at))]
+    for argument in call.arguments:
+        if argument.keyword is not None:
+            raise refusal(text, argument.at, f"{STRATIFIED}() takes columns, expressions, and 1 for the intercept")
+        parts.append(("+", argument.value))
+    bar = Bar(Sum(tuple(parts), at=call.at), Name(CLIENT, False, at=call.at), False, at=call.at)
+    return replace(_group_term(text, bar, outcomes, expansion), stratified=True)
 
 
 def _written(factor: Factor) -> str:
