@@ -36,7 +36,7 @@ ROUNDING = 50  # machine epsilons by which a log likelihood is uncertain, relati
 AT_ONCE = 1 << 20  # rows times points that are evaluated together
 
 
-class RowsNear(eqx.Module):
+class _RowsNear(eqx.Module):
     """The batch of a client's data, with what was computed at a posterior.
 
     Attributes:
@@ -112,7 +112,7 @@ def rows_near(model: LatentModel, rule: Rule, z: Float[Array, "s g"], data: Data
         needed = jax.lax.map(lambda z: _level(model, rule, z, modes, data), z)
         level = jnp.where(finite, jnp.max(needed), level)
     usable = finite & jnp.all(jnp.isfinite(modes), axis=1, keepdims=True)
-    return replace(data, batch=RowsNear(data.batch, jnp.where(usable, modes, start), level))
+    return replace(data, batch=_RowsNear(data.batch, jnp.where(usable, modes, start), level))
 
 
 def _level(
@@ -192,14 +192,14 @@ def log_likelihood(model: LatentModel, rule: Rule, z: Float[Array, " g"], data: 
     Returns:
         The sum over its units.
     """
-    near = data.batch if isinstance(data.batch, RowsNear) else None
+    near = data.batch if isinstance(data.batch, _RowsNear) else None
     plain = data if near is None else replace(data, batch=near.batch)
     num_units, num_local = checked_units(model, plain)
     if num_local == 0 or rule.is_laplace:
         return _sum_of_units(model, rule, z, plain)
     if near is None:
         start = jnp.full((num_units, num_local), FIRST, z.dtype)
-        near = RowsNear(plain.batch, start, jnp.asarray(rule.default_level(num_local)))
+        near = _RowsNear(plain.batch, start, jnp.asarray(rule.default_level(num_local)))
     return _log_likelihood(model, rule, z, plain, near.modes, near.level)
 
 
