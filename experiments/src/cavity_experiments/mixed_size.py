@@ -56,7 +56,7 @@ def measure(num_groups: int, num_rows: int, num_clients: int, seed: int) -> dict
         "megabytes_before": before,
         "rounds": len(fit.history),
         "converged": bool(fit.converged),
-        "largest_off_in_sds": max(off),
+        "off": max(off),
     }
 
 

@@ -21,9 +21,9 @@ from cavity.evaluation import proposals, psis
 from cavity.evaluation.verdict import MANY_PARAMETERS, Verdict, not_assessed, verdict_from_weights
 
 BATCH = 4000  # draws that are evaluated together
-SMALL_BATCH = 1000  # where more would take longer than a few seconds
+SMALL_BATCH = 1000  # of densities that are integrals
 MOST_DRAWS = 32_000  # the budget
-MOST_WORK = BATCH * psis.AFFORDABLE  # draws times densities of rows times parameters after the first batch
+MOST_WORK = psis.AFFORDABLE  # densities times parameters, on the average over as many batches as the budget has
 MOST_PARAMETERS = 500
 
 
@@ -171,8 +171,8 @@ def assess(
             f"than {MANY_PARAMETERS}. Compare predictions of held-out rows instead (cavity.choose)"
         )
     work = max(num_rows * size * algorithm.model.row_cost, 1)
-    batch = SMALL_BATCH if work > psis.AFFORDABLE / 4 and algorithm.model.row_cost > 1 else BATCH
-    budget = int(np.clip(MOST_WORK / work, batch, MOST_DRAWS)) // batch
+    batch = SMALL_BATCH if algorithm.model.row_cost > 1 else BATCH
+    budget = int(np.clip(MOST_WORK * batch / work, batch, MOST_DRAWS)) // batch
     theta, log_p, log_q, of_q, batches = [], [], [], [], 0
     with jax.enable_x64(True):
         prior = jax.tree.map(jnp.asarray, ledger.to_host(prior))

@@ -28,7 +28,7 @@ from cavity.models.mixed.rules import LADDERS
 from cavity.simulation.stacks import buckets, device_mesh
 
 TOLERABLE = 0.01  # nats
-AFFORDABLE = 20 * psis.AFFORDABLE  # densities of rows times parameters for which a summary has it: seconds
+AFFORDABLE = 40 * psis.AFFORDABLE  # densities of rows times parameters for which a summary has it: seconds
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from cavity.simulation.stacks import buckets, device_mesh
 
 NO_EVIDENCE = "there is no evidence under an improper prior, whose constant is arbitrary; give a proper prior"
 FEWEST_DRAWS = 25  # so that a Pareto distribution can be fitted to the largest fifth
-AFFORDABLE = 2_500_000  # rows times parameters for which a printed summary computes the verdict: seconds
+AFFORDABLE = 2_500_000  # densities times parameters for which a printed summary computes the verdict: seconds
 ALIKE = 1e-6  # nats: weights that differ by less are equal except for rounding
 MOST_AT_ONCE = 1_000_000  # rows times draws that are evaluated together, which bounds the memory
 FEWEST_IN_TAIL = 5

@@ -126,9 +126,7 @@ def verdict_of(fit: Fit, *, in_seconds: bool = False) -> Verdict:
     if not ledger.is_proper(fit.posterior):
         return not_assessed("the posterior is improper")
     population, names = fit.population("assess the fit"), model.parameter_names
-    # densities that are integrals are assessed by fewer draws
-    affordable = psis.AFFORDABLE * (4 if model.row_cost > 1 else 1)
-    if in_seconds and not population.num_rows * len(names) * model.row_cost <= affordable:
+    if in_seconds and not population.num_rows * len(names) * model.row_cost <= psis.AFFORDABLE:
         size = f"{population.num_rows:,.0f} rows" if np.isfinite(population.num_rows) else "streamed clients"
         return not_assessed(f"with {size} and {len(names)} parameters it takes longer than a summary; see fit.verdict")
     try:

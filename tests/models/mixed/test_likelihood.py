@@ -58,7 +58,7 @@ def test_padding_counts_nothing(value_and_slope):
 @pytest.mark.parametrize("model", [INTERCEPTS, SLOPES])
 def test_the_gradient_near_a_posterior_is_that_of_the_value(model):
     z = jnp.asarray(Z if model is INTERCEPTS else np.array([-0.4, 0.7, 0.1, -0.2, 0.3]))
-    data = jax.jit(lambda: rows_near(model, Rule(), z, rows(model)))()
+    data = jax.jit(lambda: rows_near(model, Rule(), z[None], rows(model)))()
     total = jax.jit(lambda z: log_likelihood(model, Rule(), z, data))
     slope, h = jax.jit(jax.grad(lambda z: log_likelihood(model, Rule(), z, data)))(z + 0.2), 1e-5
     for i in range(len(z)):
@@ -87,7 +87,7 @@ def test_the_order_grows_with_the_spread_of_the_effects():
         assert other > order
         assert abs(float(change[0])) < 9e-5  # 1e-5 of each unit
         exact = float(jnp.sum(log_marginal(INTERCEPTS, None, z[0], data, Rule(195))))
-        near = rows_near(INTERCEPTS, Rule(), z[0], data)
+        near = rows_near(INTERCEPTS, Rule(), z, data)
         assert float(log_likelihood(INTERCEPTS, Rule(), z[0], near)) == pytest.approx(exact, abs=9e-5)
     assert orders[0.2] == 7
     assert orders[0.2] < orders[2.0] < orders[8.0]
@@ -95,11 +95,11 @@ def test_the_order_grows_with_the_spread_of_the_effects():
 
 @thorough
 def test_a_posterior_that_is_not_finite_leaves_the_default():
-    data = rows_near(INTERCEPTS, Rule(), jnp.full(3, jnp.nan), rows(INTERCEPTS))
+    data = rows_near(INTERCEPTS, Rule(), jnp.full((1, 3), jnp.nan), rows(INTERCEPTS))
     assert int(data.batch.level) == Rule().default_level(1)
     assert np.isfinite(data.batch.modes).all()
 
 
 def test_an_order_that_is_given_is_kept():
-    data = rows_near(INTERCEPTS, Rule(9), jnp.asarray(Z), rows(INTERCEPTS))
+    data = rows_near(INTERCEPTS, Rule(9), jnp.asarray(Z)[None], rows(INTERCEPTS))
     assert int(data.batch.level) == 0

@@ -44,6 +44,7 @@ BENCH = {
     "fedep": "cavity_experiments.bench_fedep:bench_fedep",
     "fedgvi": "cavity_experiments.bench_fedgvi:bench_fedgvi",
     "gp": "cavity_experiments.bench_gp:bench_gp",
+    "mixed": "cavity_experiments.bench_mixed:bench_mixed",
     "network": "cavity_experiments.bench_network:bench_network",
     "scale": "cavity_experiments.bench_scale:bench_scale",
 }

@@ -36,7 +36,7 @@ ROUNDING = 50  # machine epsilons by which a log likelihood is uncertain, relati
 AT_ONCE = 1 << 20  # rows times points that are evaluated together
 
 
-class RowsNear(eqx.Module):
+class _RowsNear(eqx.Module):
     """The batch of a client's data, with what was computed at a posterior.
 
     Attributes:
@@ -88,13 +88,13 @@ class _Placed(eqx.Module):
     scale: Float[Array, " u"]
 
 
-def rows_near(model: LatentModel, rule: Rule, z: Float[Array, " g"], data: Data) -> Data:
-    """A client's data with the order of the rule that it needs at Z_G, and the modes there.
+def rows_near(model: LatentModel, rule: Rule, z: Float[Array, "s g"], data: Data) -> Data:
+    """A client's data with the order of the rule that it needs at some values of Z_G, and the modes at the first.
 
     Args:
         model: the model with local latents.
         rule: how they are integrated out.
-        z: Z_G, such as the mean of the posterior that the client received.
+        z: values of Z_G, such as the mean of the posterior that the client received, and others around it.
         data: its rows and units.
 
     Returns:
@@ -106,20 +106,22 @@ def rows_near(model: LatentModel, rule: Rule, z: Float[Array, " g"], data: Data)
     start = jnp.full((num_units, num_local), FIRST, z.dtype)
     finite = jnp.all(jnp.isfinite(z))
     z = jnp.where(finite, z, 0.0)
-    modes = unit_modes(model, model.theta, z, start, data)
+    modes = unit_modes(model, model.theta, z[0], start, data)
     level = jnp.asarray(rule.default_level(num_local))
     if rule.is_automatic(num_local):
-        level = jnp.where(finite, _level(model, rule, z, modes, data), level)
+        needed = jax.lax.map(lambda z: _level(model, rule, z, modes, data), z)
+        level = jnp.where(finite, jnp.max(needed), level)
     usable = finite & jnp.all(jnp.isfinite(modes), axis=1, keepdims=True)
-    return replace(data, batch=RowsNear(data.batch, jnp.where(usable, modes, start), level))
+    return replace(data, batch=_RowsNear(data.batch, jnp.where(usable, modes, start), level))
 
 
 def _level(
-    model: LatentModel, rule: Rule, z: Float[Array, " g"], modes: Float[Array, "u l"], data: Data
+    model: LatentModel, rule: Rule, z: Float[Array, " g"], start: Float[Array, "u l"], data: Data
 ) -> Int[Array, ""]:
     """The first order that the next one changes by less than the tolerance in every unit; the last one if none is."""
     assert data.units is not None
     present = jnp.asarray(data.units.weight) > 0
+    modes = unit_modes(model, model.theta, z, start, data)
     where = _Placed(*placed(model, model.theta, z, modes, data))
     orders = rule.orders(modes.shape[1])
     last = len(orders) - 1
@@ -150,7 +152,7 @@ def refinement(
     Args:
         model: the model with local latents.
         rule: how they are integrated out.
-        z: values of Z_G, of which the first decides about the order.
+        z: values of Z_G.
         data: the client's rows and units.
 
     Returns:
@@ -162,7 +164,7 @@ def refinement(
     present = jnp.asarray(data.units.weight) > 0
     orders, level, other = (rule.order_for(num_local), rule.finer(num_local).order or 1), jnp.asarray(0), jnp.asarray(1)
     if rule.is_automatic(num_local):
-        near = rows_near(model, rule, z[0], data).batch
+        near = rows_near(model, rule, z, data).batch
         orders, level = rule.orders(num_local), near.level
         other = jnp.where(level < len(orders) - 1, level + 1, level - 1)
     start = jnp.full((len(present), num_local), FIRST, z.dtype)
@@ -190,14 +192,14 @@ def log_likelihood(model: LatentModel, rule: Rule, z: Float[Array, " g"], data: 
     Returns:
         The sum over its units.
     """
-    near = data.batch if isinstance(data.batch, RowsNear) else None
+    near = data.batch if isinstance(data.batch, _RowsNear) else None
     plain = data if near is None else replace(data, batch=near.batch)
     num_units, num_local = checked_units(model, plain)
     if num_local == 0 or rule.is_laplace:
         return _sum_of_units(model, rule, z, plain)
     if near is None:
         start = jnp.full((num_units, num_local), FIRST, z.dtype)
-        near = RowsNear(plain.batch, start, jnp.asarray(rule.default_level(num_local)))
+        near = _RowsNear(plain.batch, start, jnp.asarray(rule.default_level(num_local)))
     return _log_likelihood(model, rule, z, plain, near.modes, near.level)
 
 
@@ -252,7 +254,11 @@ def _value_and_slope(
 
     def step(state: tuple[Array, tuple[Array, Array, Array]]) -> tuple[Array, tuple[Array, Array, Array]]:
         i, slopes = state
-        _, pull = jax.vjp(lambda *at: _joint(model, *at, data, points.points[i]), z, where.local, where.root)
+
+        def joint(z: Array, local: Array, root: Array) -> Float[Array, "k u"]:
+            return _joint(model, z, local, root, data, points.points[i])
+
+        _, pull = jax.vjp(joint, z, where.local, where.root)
         return i + 1, jax.tree.map(jnp.add, slopes, pull(shares[i]))
 
     zeros = jax.tree.map(jnp.zeros_like, (z, where.local, where.root))

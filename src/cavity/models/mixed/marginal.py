@@ -31,6 +31,8 @@ from cavity.models.numpyro.globals_only import as_rows
 from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
+REACH = 0.3  # from the posterior mean along each parameter, or one sd if that is less: where orders are compared
+
 
 class MarginalModel(PredictiveModel):
     """A model with local latents as prior and marginal likelihood of its global latents.
@@ -76,7 +78,8 @@ class MarginalModel(PredictiveModel):
     def rows_near(self, posterior: Gaussian, data: Data) -> Data:
         if _is_servers(data.batch):
             return data
-        return rows_near(self.latent, self.rule, posterior.mean, data)
+        mean, sds = posterior.mean, jnp.diag(jnp.minimum(jnp.sqrt(posterior.variance), REACH))
+        return rows_near(self.latent, self.rule, jnp.concatenate([mean[None], mean + sds, mean - sds]), data)
 
     def server_entries(self) -> dict[str, Data]:
         if not self.corrected:

@@ -16,9 +16,9 @@ nodes are close near the mode and reach far, is more exact than Gauss-Hermite: w
 unit is 2e-5 nats with 25 nodes and 4e-8 with 49, and 1e-5 with 43 Gauss-Hermite nodes.
 
 **Automatic order.** Each client takes the smallest order of a ladder at which the next one changes the log marginal
-likelihood of none of its units by more than `TOLERANCE` nats, at the mean of the posterior that it received. So the
-order may differ between clients and rounds, and the result does by the tolerance: N units shift a posterior by at most
-about sqrt(N) times it, in sds.
+likelihood of none of its units by more than `TOLERANCE` nats, at and near the mean of the posterior that it received.
+So the order may differ between clients and rounds, and the result does by the tolerance: N units shift a posterior by
+at most about sqrt(N) times it, in sds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rule(eqx.Module):
         return self.orders(num_local).index(self.order_for(num_local))
 
     def cost(self, num_local: int) -> float:
-        """About how many densities of a row its log marginal likelihood takes, with those of the search for the mode."""
+        """About how many densities of a row its log marginal likelihood takes, with the search for the mode."""
         return 15.0 * (1 + num_local) * (num_local > 0) + len(_points(num_local, self.order_for(num_local))[0])
 
     def finer(self, num_local: int) -> Rule:
