@@ -83,7 +83,7 @@ class StudentTUnknownScale(ClosedFormMean, OutcomeDraws):
             return f[..., 1]
         return 0.5 * jnp.logaddexp(2.0 * f[..., 1], 2.0 * jnp.log(jnp.asarray(self.least_scale, f.dtype)))
 
-    def _degrees(self, f: Float[Array, "*batch k"]) -> Float[Array, "..."]:
+    def _degrees(self, f: Float[Array, "*batch k"]) -> Float[Array, ...]:
         return jnp.exp(f[..., 2]) if self.degrees is None else jnp.asarray(self.degrees, f.dtype)
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:

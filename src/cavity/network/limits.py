@@ -261,7 +261,7 @@ def _has_groups(study: Study) -> bool:
 def _largest(study: Study, scaling: Scaling) -> tuple[np.ndarray | None, str]:
     """The largest |x_j| of each coefficient over the declared ranges, the intercept first; None and why if unknown."""
     assert study.model.formula is not None
-    design = FormulaEncoding(study.model.formula, study.used_columns, scaling).design
+    design = FormulaEncoding(study.model.formula, study.formula_columns, scaling).design
     rng = np.random.default_rng(0)
     if open_ended := [column.name for column in design.columns if not _has_range(column)]:
         return None, f"no range is declared for {', '.join(open_ended)}"

@@ -137,7 +137,8 @@ def _model(section: Section) -> ModelChoice:
         arguments, formula = section.plain("arguments"), section.text("formula", None)
         choice = ModelChoice(None, _one_line(formula), function, tuple(sorted(arguments.items())))
     else:
-        choice = ModelChoice(read_family(section), _one_line(section.required_text("formula")))
+        family, formula = read_family(section), _one_line(section.required_text("formula"))
+        choice = ModelChoice(family, formula, weights=section.text("weights", None))
     section.close(RENAMED_IN_MODEL)
     return choice
 

@@ -16,6 +16,14 @@ from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
 from cavity.study import registry
 from cavity.study.building import design_scaling
+from cavity.study.client_weights import (
+    Weights,
+    refuse_absent_levels,
+    rows_with_weight,
+    weight_column,
+    weighted_rows,
+    without_offset,
+)
 from cavity.study.columns import Column, Missing, ScalingRule, Text
 from cavity.study.encoding import FormulaEncoding, is_reversible
 from cavity.study.families import Family, make_family
@@ -39,6 +47,7 @@ def regression(
     frames: Mapping[str, object],
     *,
     family: str | Family = "bernoulli",
+    weights: str | None = None,
     levels: Mapping[str, Sequence[str]] | None = None,
     missing: str = "refuse",
     scaling: str = "federated",
@@ -69,11 +78,12 @@ def regression(
     Args:
         formula: such as `"outcome ~ rx * age + log(dose)"`; names with spaces go between backticks. `(1 | ward)` and
             `(age | ward)` are effects that vary between groups, each of which is at one client; `(1 | client)` between
-            clients.
+            clients. `offset(log(time))` is a term whose coefficient is 1.
         frames: client -> data frame, or dict of columns.
         family: of the outcome: "gaussian" (or "linear"), "student-t", "bernoulli" ("logistic"), "binomial",
             "categorical" ("softmax"), "ordinal", "poisson", "negative-binomial" or "gamma"; or a `cavity.study.Family`
             with its settings. The left side of a binomial formula is `deaths | trials(patients)`.
+        weights: the column with the weight of each row: a row of weight 2 counts as two, one of weight 0 not at all.
         levels: of categories, the reference first. A category whose levels are not given has those of all frames.
         missing: what to do about missing values. "refuse": they are an error. "drop": their rows are dropped, with a
             warning that says how many.
@@ -83,8 +93,8 @@ def regression(
         column_scaling: the scaling of single columns (numeric predictors, a gaussian outcome): (centre, scale) computes
             with (value - centre) / scale, and the prior is on that scale; "none" uses the column as it is.
         noise_sd: the standard deviation of the noise of a gaussian outcome, if it is known.
-        link: of a bernoulli, binomial or ordinal outcome: "logit" (the default) or "probit", and "cloglog" for the first
-            two.
+        link: of a bernoulli, binomial or ordinal outcome: "logit" (the default), "probit", or for the first two
+            "cloglog".
         df: the degrees of freedom of a student-t outcome, or "learned" to estimate them; None is 4.
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
             deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
@@ -111,7 +121,9 @@ def regression(
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
     settings = {"noise_sd": noise_sd, "link": link, "df": df}
-    chosen_family = make_family(family, {n: v if v is None or isinstance(v, str) else float(v) for n, v in settings.items()})
+    chosen_family = make_family(
+        family, {name: float(value) if isinstance(value, (int, float)) else value for name, value in settings.items()}
+    )
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:
@@ -126,10 +138,15 @@ def regression(
         raise StudyError(problem)
     tables = _tables(frames)
     columns = _columns(parsed, tables, chosen_family, dict(levels or {}), Missing(missing))
-    rows = _rows(columns, tables)
+    rows = _rows((*columns, *weight_column(weights, parsed, tables, Missing(missing))), tables)
     _warn_of_dropped_rows(columns, tables, rows)
+    rows, each = rows_with_weight(weights, rows)
+    if chosen_family.needs_all_levels:
+        refuse_absent_levels(columns[: len(parsed.outcomes)], rows)
     federated = scaling == ScalingRule.FEDERATED
-    scaled = _scaling(parsed, columns, tables, rows, chosen_family, dict(column_scaling or {}), federated=federated)
+    scaled = _scaling(
+        parsed, columns, tables, rows, each, chosen_family, dict(column_scaling or {}), federated=federated
+    )
     encoding = FormulaEncoding(formula, columns, scaled)
     prior = _prior(chosen_family, scaled, prior_scale, intercept_scale, dict(prior_scales or {}))
     group = _group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
@@ -139,7 +156,7 @@ def regression(
     model = formula_model(chosen_family, encoding, prior, form)
     return run(
         method(model),
-        tables,
+        tables if weights is None else weighted_rows(encoding, tables, rows, each),
         schedule=schedule,
         rounds=rounds,
         tolerance=tolerance,
@@ -264,6 +281,7 @@ def _scaling(
     columns: tuple[Column, ...],
     tables: Mapping[str, Table],
     rows: Mapping[str, Rows],
+    weights: Weights,
     family: Family,
     given: dict[str, tuple[Real, Real] | str],
     *,
@@ -280,14 +298,14 @@ def _scaling(
     if federated:
         rest = [name for name in numeric if name not in given]
         rest = rest if is_reversible(formula.text, columns, [*rest, *(n for n in numeric if n in scaled)]) else []
-        scaled |= _by_sums(rest, rows, around_zero=False)
+        scaled |= _by_sums(rest, rows, weights, around_zero=False)
         own = [outcome] if outcome is not None and outcome not in given else []
-        scaled |= _by_sums(own, rows, around_zero=not intercept)
+        scaled |= _by_sums(own, without_offset(formula, tables, rows), weights, around_zero=not intercept)
     scaled_predictors = tuple(scaled[name] for name in numeric if name in scaled)
     found = Scaling(scaled_predictors, None if outcome is None else scaled.get(outcome))
     if not federated:
         return found
-    return replace(found, design=_design(FormulaEncoding(formula.text, columns, found), tables, rows))
+    return replace(found, design=_design(FormulaEncoding(formula.text, columns, found), tables, rows, weights))
 
 
 def _given(given: Mapping[str, tuple[Real, Real] | str], allowed: Sequence[str]) -> dict[str, ScaledColumn]:
@@ -308,24 +326,26 @@ def _given(given: Mapping[str, tuple[Real, Real] | str], allowed: Sequence[str])
     return found
 
 
-def _by_sums(names: Sequence[str], rows: Mapping[str, Rows], *, around_zero: bool) -> dict[str, ScaledColumn]:
+def _by_sums(
+    names: Sequence[str], rows: Mapping[str, Rows], weights: Weights, *, around_zero: bool
+) -> dict[str, ScaledColumn]:
     """Sums around the mean of one client, which is near that of all, so that sums of squares keep their digits."""
     if not names:
         return {}
     first = next((own for own in rows.values() if len(own)), None)
     centres = {} if first is None else {name: float(np.mean(first.values[name])) for name in names}
-    totals = [sums_of(names, own.values, len(own), centres) for own in rows.values() if len(own)]
+    totals = [sums_of(names, own.values, len(own), centres, weights[name]) for name, own in rows.items() if len(own)]
     return {column.name: column for column in scaling_from(totals, centres, around_zero=around_zero)}
 
 
 def _design(
-    encoding: FormulaEncoding, tables: Mapping[str, Table], rows: Mapping[str, Rows]
+    encoding: FormulaEncoding, tables: Mapping[str, Table], rows: Mapping[str, Rows], weights: Weights
 ) -> tuple[ScaledColumn, ...]:
     """The scaling of the columns of the formula's matrix."""
     totals = []
     for client, own in rows.items():
         try:
-            totals.append(encoding.matrix_sums(own, tables[client].counted_as))
+            totals.append(encoding.matrix_sums(own, tables[client].counted_as, weights[client]))
         except DataError as error:
             raise DataError(f"client {client!r}: {error}") from None
-    return design_scaling(encoding, [own for own in totals if int(own.num_rows)])
+    return design_scaling(encoding, [own for own in totals if float(own.num_rows)])

@@ -42,6 +42,7 @@ from cavity.likelihoods import (
     PoissonLog,
 )
 from cavity.likelihoods.gaussian import known_noise
+from cavity.likelihoods.offset import without_offset
 from cavity.models.glm.auxiliary import Auxiliary, auxiliary_scale, threshold_scale
 from cavity.models.prediction import Prediction, predict_from_designs
 
@@ -131,18 +132,22 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
             x, y = _x_and_y(batch)
         else:
             x, y = self.encoding.rows(batch)
-        x, y = same_rows(
-            numeric_matrix(x, self.features), numeric_outcomes(y, self.likelihood.num_outcomes)
-        )
+        x, y = same_rows(numeric_matrix(x, self.features), numeric_outcomes(y, self.likelihood.num_outcomes))
         if problem := self.likelihood.check(y):
             raise DataError(problem)
         return x, y
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
+        shift = None
         if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
+            offset = self.encoding.offset(x)
+            shift = None if offset is None else offset / self.encoding.outcome_units[1]
             x = self.encoding.features(x)
+        elif self.encoding is not None and self.encoding.has_offset:
+            raise DataError("the formula has an offset; give new rows as a table with its columns")
         designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
-        prediction = predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
+        likelihood = without_offset(self.likelihood)
+        prediction = predict_from_designs(key, likelihood, posterior, designs, num_draws, shift)
         return prediction if self.encoding is None else prediction.in_units(*self.encoding.outcome_units)
 
     def reported(self, q: Gaussian) -> Gaussian:
@@ -235,7 +240,7 @@ def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def gaussian_prior(
-    dimension: int, scale: Scales, covariance: Form = None, mean: Sequence[float] | None = None
+    dimension: int, scale: Scales, covariance: Form = None, mean: Sequence[float] | np.ndarray | None = None
 ) -> Gaussian:
     """N(mean, scale^2) for each coefficient.
 

@@ -92,12 +92,14 @@ class GroupedRows:
         y: outcomes [n]; None for new rows.
         z: the columns of all group terms [n, l].
         labels: the group of each row; None where the group is the client.
+        offset: of new rows, in the units of the outcome; None if there is none.
     """
 
     x: np.ndarray
     y: np.ndarray | None
     z: np.ndarray
     labels: tuple[Hashable, ...] | None
+    offset: np.ndarray | None = None
 
 
 class GroupEncoding(Encoding):
@@ -334,7 +336,10 @@ class GroupedRegression(LatentModel):
             drawn = jnp.where((known >= 0)[:, None], z_local[known], drawn)
         batch = {"x": rows.x, "z": rows.z, "unit": np.array([groups[name] for name in names], np.int32)}
         centre, scale = self._outcome_units
-        return centre + scale * self.likelihood.mean(self.predictors(z_global, drawn, batch))
+        f = self.predictors(z_global, drawn, batch)
+        if rows.offset is not None:
+            f = f.at[:, 0].add(jnp.asarray(rows.offset / scale, f.dtype))
+        return centre + scale * self.likelihood.mean(f)
 
     def prepare(self, value: PyTree) -> Data:
         rows = self._rows(value)
@@ -364,9 +369,7 @@ class GroupedRegression(LatentModel):
             rows = GroupedRows(value["x"], value.get("y"), value["z"], labels)
         else:
             raise DataError("give a dict with x [n, p], y [n], z [n, l] and group [n] (left out if it is the client)")
-        return _checked(
-            rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome
-        )
+        return _checked(rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome)
 
 
 def _checked(

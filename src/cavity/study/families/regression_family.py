@@ -11,6 +11,7 @@ import numpy as np
 from cavity.core import Likelihood
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
+from cavity.likelihoods import WithOffset
 from cavity.models.glm.auxiliary import Auxiliary
 from cavity.models.glm.regression import Regression, gaussian_prior
 from cavity.models.mixed.grouped_regression import GroupedRegression, GroupEffects
@@ -58,6 +59,10 @@ class RegressionFamily(Family):
         """Names of the thresholds between ordered levels, of which the first is minus the intercept; mostly none."""
         return ()
 
+    def _with_offset(self, encoding: FormulaEncoding) -> Likelihood:
+        found = self.likelihood(encoding)
+        return WithOffset(found) if encoding.adds_offset else found
+
     def num_blocks(self, outcome: tuple[Column, ...]) -> int:
         return sum(predictor.prior_key is None for predictor in self.predictors(outcome))
 
@@ -69,7 +74,7 @@ class RegressionFamily(Family):
         mean = np.concatenate([np.full(1 if p.prior_key else len(block), p.prior_mean) for p in predictors])
         return Regression(
             gaussian_prior(len(scales), scales, covariance, mean),
-            self.likelihood(encoding),
+            self._with_offset(encoding),
             design.names,
             design.intercept,
             tuple(predictor.name for predictor in predictors),
@@ -95,7 +100,7 @@ class RegressionFamily(Family):
         design, choice = encoding.design, prior.group or GroupPriorChoice()
         extra = dict(self.extra_scales(outcome_is_scaled=encoding.scaling.outcome is not None)) | dict(prior.extra)
         return GroupedRegression(
-            likelihood=self.likelihood(encoding),
+            likelihood=self._with_offset(encoding),
             features=design.names,
             effects=tuple(
                 GroupEffects(effects.names, effects.term.group, effects.term.correlated)

@@ -28,7 +28,7 @@ REMEDIES = {
     "C": _CATEGORY,
     "factor": _CATEGORY,
     "Q": "write the column between backticks",
-    "offset": "offsets are not available yet",
+    "offset": "an offset can only be added to the formula, as in `y ~ x + offset(log(time))`",
     "Surv": "survival outcomes are not available yet",
     "stratified": _LATER,
     "ns": _LATER,
