@@ -91,6 +91,9 @@ def bounds(study: Study, scaling: Scaling) -> Bounds:
     if _has_groups(study):
         reason = "the effects of groups are integrated out, and the curvature of the result has no known bound"
         return Bounds(MAX_PRIOR_SDS, None, (f"the precision of a posterior is not checked: {reason}",))
+    if study.prior is not None and not study.prior.is_normal:
+        reason = "the prior is not normal, and the precision of its approximation is not known before the run"
+        return Bounds(MAX_PRIOR_SDS, None, (f"the precision of a posterior is not checked: {reason}",))
     if family.same_sums_everywhere and plain:
         sds, notes = None, ["the mean of a posterior is not checked: a linear model sends the same sums at every one"]
     else:
@@ -246,7 +249,9 @@ def fingerprint(study: Study, table: Table) -> Callable[[bytes], str]:
 
 
 def _is_plain(study: Study) -> bool:
-    """Whether the posterior is the Bayesian one: negative log likelihood and KL."""
+    """Whether the posterior is the Bayesian one, with a normal prior: negative log likelihood and KL."""
+    if study.prior is not None and not study.prior.is_normal:
+        return False
     choice = study.algorithm
     parts = [(choice.loss, "nll"), (choice.divergence, "kl"), (choice.server_divergence, "kl")]
     return all(part is None or part.word == word for part, word in parts)

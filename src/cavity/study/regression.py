@@ -32,7 +32,16 @@ from cavity.study.formula import Formula, parse_formula
 from cavity.study.guessing import RawColumn, guess_predictor
 from cavity.study.models import formula_model
 from cavity.study.nesting import CROSSED, REMEDY, crossed
-from cavity.study.priors import CORRELATION_ETA, SD_SCALE, GroupPriorChoice, PriorChoice
+from cavity.study.priors import (
+    CORRELATION_ETA,
+    NORMAL,
+    SD_SCALE,
+    GroupPriorChoice,
+    PriorChoice,
+    SlopePrior,
+    default_scale,
+    prior_problem,
+)
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, scaling_from, sums_of
 from cavity.study.table import Table, as_table
@@ -58,6 +67,9 @@ def regression(
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
+    prior_family: str = NORMAL,
+    prior_df: Real | None = None,
+    priors: Mapping[str, Mapping[str, Real | str]] | None = None,
     sd_scale: Real | None = None,
     sd_df: Real | None = None,
     sd_scales: Mapping[str, Real] | None = None,
@@ -103,6 +115,11 @@ def regression(
             the prior is N(mean, (scale sd)^2) with the mean and sd of the outcome, and None is 2.5; otherwise it is
             N(0, scale^2), and None is 10.
         prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level.
+        prior_family: of the priors of slopes: "normal", "student-t", "laplace" or "horseshoe". Those of the intercept
+            and of parameters beside the coefficients are normal.
+        prior_df: degrees of freedom of student-t priors; None is 3.
+        priors: of single slopes, by name: `{"age": {"family": "laplace", "scale": 0.5}}`, with the keys `family`,
+            `scale` and `df`. The scale is per unit of the scaled predictor or per level.
         sd_scale: the standard deviations of effects that vary between groups have half-normal priors of this scale;
             None is 2.5. It is in the units of `prior_scale`, per standard deviation of a number and per level.
         sd_df: makes these priors half-t with so many degrees of freedom.
@@ -148,7 +165,8 @@ def regression(
         parsed, columns, tables, rows, each, chosen_family, dict(column_scaling or {}), federated=federated
     )
     encoding = FormulaEncoding(formula, columns, scaled)
-    prior = _prior(chosen_family, scaled, prior_scale, intercept_scale, dict(prior_scales or {}))
+    kind = SlopePrior(prior_family, prior_scale, prior_df)
+    prior = _prior(chosen_family, scaled, kind, intercept_scale, dict(prior_scales or {}), dict(priors or {}))
     group = _group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
     prior = replace(prior, group=group)
     _refuse_crossed(encoding, rows)
@@ -166,21 +184,48 @@ def regression(
 
 
 def _prior(
-    family: Family, scaling: Scaling, scale: Real | None, intercept: Real | None, scales: dict[str, Real]
+    family: Family,
+    scaling: Scaling,
+    kind: SlopePrior,
+    intercept: Real | None,
+    scales: dict[str, Real],
+    priors: dict[str, Mapping[str, Real | str]],
 ) -> PriorChoice:
-    is_scaled = scaling.outcome is not None
+    is_scaled, scale = scaling.outcome is not None, kind.scale
+    single = {name: _slope_prior(name, own) for name, own in priors.items()}
+    for own in (kind, *single.values()):
+        if problem := prior_problem(own.family, own.df):
+            raise StudyError(problem)
+    if both := sorted(scales.keys() & single.keys()):
+        raise StudyError(f"'{both[0]}' is in prior_scales and in priors; give its scale in priors")
     if family.scales_outcome and not is_scaled and (scale is None or intercept is None):
         raise StudyError(
             "an outcome that is not scaled has no default prior: give prior_scale and intercept_scale in the units of "
             'the outcome, or use scaling="federated"'
         )
-    scale = family.slope_scale if scale is None else scale
+    scale = default_scale(kind.family, family.slope_scale) if scale is None else scale
     intercept = family.intercept_scale if intercept is None else intercept
     for name, value in {"prior_scale": scale, "intercept_scale": intercept, **scales}.items():
         if not value > 0:
             raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
     extra = tuple(family.extra_scales(outcome_is_scaled=is_scaled).items())
-    return PriorChoice(float(scale), float(intercept), extra, tuple((n, float(v)) for n, v in scales.items()))
+    of_single = tuple((name, float(value)) for name, value in scales.items())
+    return PriorChoice(
+        float(scale), float(intercept), extra, of_single, None, kind.family, kind.df, tuple(sorted(single.items()))
+    )
+
+
+def _slope_prior(name: str, given: Mapping[str, Real | str]) -> SlopePrior:
+    """The prior of one slope. Raises StudyError."""
+    if unknown := sorted(given.keys() - {"family", "scale", "df"}):
+        raise StudyError(f"the prior of '{name}' has no key {unknown[0]!r}; it may have family, scale and df")
+    numbers = {}
+    for key in ("scale", "df"):
+        value = given.get(key)
+        if value is not None and (isinstance(value, str) or not value > 0):
+            raise StudyError(f"the {key} of the prior of '{name}' must be a positive number, not {value!r}")
+        numbers[key] = None if value is None else float(value)
+    return SlopePrior(str(given.get("family", NORMAL)), **numbers)
 
 
 def _group_prior(

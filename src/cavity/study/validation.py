@@ -145,6 +145,11 @@ def _prior(study: Study) -> Iterator[tuple[Path, str]]:
     if fixed is not None and fixed.centre != 0.0 and not study.design.intercept:
         message = "without an intercept the outcome cannot be centred: give centre = 0"
         yield ("columns", study.used_columns[0].name, "scaling"), message
-    for name, _ in () if study.prior is None else study.prior.scales:
-        if name not in names:
-            yield ("prior", "scales", name), f"unknown coefficient {name!r}; choose one of: {', '.join(names)}"
+    if study.prior is None:
+        return
+    single = [("prior", "scales", name) for name, _ in study.prior.scales]
+    for path in (*single, *(("priors", name) for name, _ in study.prior.priors)):
+        if path[-1] not in names:
+            yield path, f"unknown coefficient {path[-1]!r}; choose one of: {', '.join(names)}"
+    if not study.prior.is_normal and study.algorithm.method == "fedgvi":
+        yield ("prior", "family"), "fedgvi takes normal priors; use pvi"

@@ -182,12 +182,13 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         in_units = iter([each.in_outcome_units for each in self.auxiliary] or [True] * len(self.constant))
         of_auxiliary = {True: [-math.log(scale)], False: [0.0]}
         shift = [of_auxiliary[next(in_units)] if constant else first for constant in self.constant]
-        return matrix, np.concatenate(shift)
+        matrix = _block_diagonal([matrix, np.eye(len(self.unseen))])
+        return matrix, np.concatenate([*shift, np.zeros(len(self.unseen))])
 
     @property
     def natural_scale(self) -> NaturalScale | None:
         if self.thresholds:
-            return threshold_scale(self.parameter_names, self.thresholds)
+            return threshold_scale(self.parameter_names, self.thresholds, len(self.unseen))
         return auxiliary_scale(self.parameter_names, self.outputs, self.constant, self.auxiliary)
 
     @property
