@@ -165,7 +165,7 @@ def regression(
         parsed, columns, tables, rows, each, chosen_family, dict(column_scaling or {}), federated=federated
     )
     encoding = FormulaEncoding(formula, columns, scaled)
-    kind = SlopePrior(prior_family, prior_scale, prior_df)
+    kind = SlopePrior(prior_family, *(None if n is None else float(n) for n in (prior_scale, prior_df)))
     prior = _prior(chosen_family, scaled, kind, intercept_scale, dict(prior_scales or {}), dict(priors or {}))
     group = _group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
     prior = replace(prior, group=group)

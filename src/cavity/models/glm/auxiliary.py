@@ -66,5 +66,5 @@ def threshold_scale(names: Sequence[str], thresholds: Sequence[str], num_others:
     linear[: num_gaps + 1, 0] = -1.0
     exponential[: num_gaps + 1, gaps] = np.tri(num_gaps + 1, num_gaps, -1)
     linear[np.arange(num_gaps + 1, size), others] = 1.0
-    kept = tuple(names[place] for place in others.tolist())
+    kept = tuple(names[int(place)] for place in others)
     return NaturalScale((*thresholds, *kept), linear, exponential, tuple(names[place] for place in gaps.tolist()))

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Float
+from jaxtyping import Array, DTypeLike, Float
 
 from cavity.core.fields import as_number, require
 from cavity.distributions.quadrature import fine_nodes
@@ -61,7 +61,7 @@ class InUnits(CoefficientPrior):
     def own_names(self, coefficients: Sequence[str]) -> tuple[str, ...]:
         return self.prior.own_names(coefficients)
 
-    def _divisors(self, size: int, dtype: np.dtype) -> Float[Array, " e"]:
+    def _divisors(self, size: int, dtype: DTypeLike) -> Float[Array, " e"]:
         """The units, and 1 for the parameters of the prior itself."""
         return jnp.concatenate([self.units, jnp.ones(size - len(self.units))]).astype(dtype)
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core import CorrectedPrior, Data, PredictiveModel, ReportedModel
+from cavity.core.fields import Number
 from cavity.core.natural_scale import NaturalScale
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
@@ -99,7 +100,7 @@ class ShrinkageRegression(CorrectedPrior, PredictiveModel, ReportedModel):
         return self.rows.natural_scale
 
     @property
-    def log_outcome_scale(self) -> float:
+    def log_outcome_scale(self) -> Number:
         return self.rows.log_outcome_scale
 
     @property
