@@ -138,13 +138,13 @@ def test_large_shapes_are_the_poisson_and_the_normal_distribution():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_narrow_and_distant_levels_have_finite_slopes(likelihood, dtype):
     for f in ([0.0, -9.0], [12.0, -4.0], [-12.0, 1.0], [30.0, 3.0]):
-        for y in range(3):
+        for y in (0.0, 1.0, 2.0):
             value, slope = jax.value_and_grad(lambda f, y=y: likelihood.log_prob(f, y))(jnp.array(f, dtype))
             assert np.isfinite(value)
             assert np.isfinite(slope).all()
     # a narrow level: its probability is the width times the density
     density = stats.norm.pdf(0.7) if isinstance(likelihood, OrdinalProbit) else stats.logistic.pdf(0.7)
-    found = likelihood.log_prob(jnp.array([0.7, np.log(1e-6)], dtype), 1)
+    found = likelihood.log_prob(jnp.array([0.7, np.log(1e-6)], dtype), 1.0)
     np.testing.assert_allclose(found, np.log(1e-6 * density), rtol=1e-6)
 
 

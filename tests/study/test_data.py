@@ -14,6 +14,8 @@ from cavity.study.disclosure import disclosures
 from cavity.study.findings import Severity
 from tests.studies import FEDERATED, TRIAL, patients, trial, write_csv
 
+CODED = "a column that is coded 1 and 2 is a category with levels = [1, 2]"
+
 
 def read(column, *cells):
     reading = column.parse(cells)
@@ -54,7 +56,7 @@ def test_missing_values_of_all_kinds(cell):
         ),
         (Integer(name="x"), "1.5", "not a whole number"),
         (Integer(name="x", range=(0.0, math.inf)), "-1", "outside the agreed range 0 to inf"),
-        (Boolean(name="x"), "2", "not true or false (nor yes or no, nor 1 or 0)"),
+        (Boolean(name="x"), "2", f"not true or false (nor yes or no, nor 1 or 0); {CODED}"),
         (Boolean(name="x"), "maybe", "not true or false (nor yes or no, nor 1 or 0)"),
         (Category(name="x", levels=("a", "b"), reference="a"), "c", "not one of the agreed levels"),
         (

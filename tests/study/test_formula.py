@@ -117,7 +117,7 @@ def test_functions_of_all_rows_are_refused_by_name(function):
         ("y ~ I(a^2)", r"character 8 .*write `\*\*`"),
         ("y ~ I(a**1.5)", "character 10 .*powers in an expression are 2 to 10"),
         ("y ~ {9**9**9}", "powers in an expression"),
-        ("y ~ offset(a)", "character 5 .*offsets are not available yet"),
+        ("y ~ a:offset(b)", "character 7 .*an offset can only be added"),
         ("y ~ bs(age, knots=[40, 60], range=[18, 100])", r"character 5 .*bs\(\)"),
         ("y ~ stratified(a)", "character 5 .*not available yet"),
         ("y ~ Surv(time, status)", "character 5 .*it is the outcome of a survival model, on the left"),

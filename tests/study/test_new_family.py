@@ -127,9 +127,7 @@ def test_a_new_family_has_a_default_setting_and_an_alias_in_python():
     by_name = cavity.regression("cost ~ age", CLIENTS, family="gamma-known-shape", rounds=2)
     by_alias = cavity.regression("cost ~ age", CLIENTS, family="costs", rounds=2)
     np.testing.assert_array_equal(by_name.posterior.mean, by_alias.posterior.mean)
-    with pytest.raises(
-        StudyError, match="the family 'gamma-known-shape' has no setting 'noise_sd'; it is for gaussian"
-    ):
+    with pytest.raises(StudyError, match="'gamma-known-shape' has no setting 'noise_sd'; it is for gaussian"):
         cavity.regression("cost ~ age", CLIENTS, family="gamma-known-shape", noise_sd=1.0)
 
 
@@ -144,12 +142,8 @@ def test_a_new_family_is_part_of_what_is_agreed():
     ("old", "new", "message"),
     [
         ("shape = 2.0", "shape = -1", "model.shape (line 7): must be a positive number"),
-        (
-            'family = "gamma-known-shape"',
-            'family = "poisson"',
-            "'poisson' has no setting 'shape'; it is for gamma-known",
-        ),
-        ('"gamma-known-shape"', '"gama-known-shape"', "unknown family 'gama-known-shape' (did you mean 'gamma-known"),
+        ('family = "gamma-known-shape"', 'family = "poisson"', "has no setting 'shape'; it is for gamma-known"),
+        ('"gamma-known-shape"', '"gama-known-shape"', "unknown family 'gama-known-shape' (did you mean"),
         ('type = "number"\nrange = [0, inf]', 'type = "boolean"', "the outcome of gamma regression is a positive"),
     ],
 )
@@ -165,9 +159,7 @@ def test_a_site_checks_its_data_with_a_new_family():
     free = CLIENTS["leeds"] | {"cost": np.zeros(150)}
     assert any("the outcome must be positive" in str(finding) for finding in check(study, free))
     assert "2 arrays (2 + 4 numbers)" in str(disclosures(study)[-1])
-    assert any(
-        "curvature of the family 'gamma-known-shape' is not known" in note for note in bounds(study, Scaling()).notes
-    )
+    assert any("curvature of the family 'gamma-known-shape'" in note for note in bounds(study, Scaling()).notes)
 
 
 def test_a_name_belongs_to_one_family():

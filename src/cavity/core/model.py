@@ -247,6 +247,15 @@ class Encoding(eqx.Module):
     def features(self, table: PyTree) -> np.ndarray:
         """Features [n, p] of new rows, whose outcomes are unknown."""
 
+    def offset(self, table: PyTree) -> Float[np.ndarray, " n"] | None:
+        """What is added to the first predictor of new rows, in the units of the outcome; None if it has no offset."""
+        return None
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether the predictor of every row has a known part, its offset."""
+        return False
+
     @abc.abstractmethod
     def to_computed(self) -> Float[np.ndarray, "w w"] | None:
         """B with computed = B @ reported, for the coefficients of one predictor, its intercept first.

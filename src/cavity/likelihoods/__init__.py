@@ -7,6 +7,7 @@ from cavity.likelihoods.categorical import CategoricalLogit, CategoricalSoftmax
 from cavity.likelihoods.gamma import GammaLog
 from cavity.likelihoods.gaussian import GaussianNoise, GaussianUnknownNoise, GaussianVector
 from cavity.likelihoods.negative_binomial import NegativeBinomialLog
+from cavity.likelihoods.offset import WithOffset
 from cavity.likelihoods.ordinal import OrdinalLogit, OrdinalProbit
 from cavity.likelihoods.poisson import PoissonLog
 from cavity.likelihoods.student_t import StudentT, StudentTUnknownScale
@@ -30,6 +31,7 @@ __all__ = [
     "StudentT",
     "StudentTUnknownScale",
     "TagsLogit",
+    "WithOffset",
 ]
 
 __dir__ = listing(__all__)

@@ -24,12 +24,12 @@ def stirling_error(x: Values) -> Values:
 
 
 def excess_ratio(x: Values, d: Values | float) -> Values:
-    """Log Gamma(x + d) - log Gamma(x) - d log x, for x and x + d of at least 16."""
+    """Log of Gamma(x + d) / (Gamma(x) x^d), for x and x + d of at least 16."""
     return (x + (d - 0.5)) * jnp.log1p(d / x) - d + stirling_error(x + d) - stirling_error(x)
 
 
 def log_ratio(x: Values, d: Values | float) -> Values:
-    """Log Gamma(x + d) - log Gamma(x), for x > 0 and d of at least 0."""
+    """Log of Gamma(x + d) / Gamma(x), for x > 0 and d of at least 0."""
     is_large = x >= LARGE
     large, small = jnp.where(is_large, x, LARGE), jnp.where(is_large, 1.0, x)
     direct = gammaln(small + d) - gammaln(small)
@@ -37,7 +37,7 @@ def log_ratio(x: Values, d: Values | float) -> Values:
 
 
 def log_peak(a: Values) -> Values:
-    """A log a - a - log Gamma(a), for a > 0: the log density of a gamma variable of shape a at its mean, times it."""
+    """Log of a^a e^-a / Gamma(a), for a > 0: the log density at its mean of a gamma variable of shape a, times a."""
     is_large = a >= LARGE
     large, small = jnp.where(is_large, a, LARGE), jnp.where(is_large, 1.0, a)
     series = 0.5 * jnp.log(large) - HALF_LOG_TWO_PI - stirling_error(large)

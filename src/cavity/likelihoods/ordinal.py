@@ -46,11 +46,11 @@ class _Ordinal(PowerIntegral, OutcomeDraws):
     def _log_between(
         self, low: Float[Array, "*batch"], high: Float[Array, "*batch"], gap: Float[Array, "*batch"]
     ) -> Float[Array, "*batch"]:
-        """log(F(high) - F(low)), with gap = high - low > 0."""
+        """Log of F(high) - F(low), with gap = high - low > 0."""
 
     @abc.abstractmethod
     def _log_below(self, at: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-        """Log F(at); log(1 - F(at)) is that of -at."""
+        """Log of F(at); that of 1 - F(at) is the one of -at."""
 
     def _log_probabilities(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch levels"]:
         gaps = jnp.exp(f[..., 1:])

@@ -9,6 +9,7 @@ from cavity.core.lazy_loading import lazy_exports
 if TYPE_CHECKING:
     from cavity.models.conjugate import BernoulliShare, CategoricalShares, PoissonRate
     from cavity.models.function import FunctionModel, PredictiveFunctionModel, function_model
+    from cavity.models.glm.coefficient_priors import StudentTPrior
     from cavity.models.glm.regression import (
         Regression,
         linear_regression,
@@ -58,6 +59,7 @@ __all__ = [
     "Regression",
     "ShrinkageRegression",
     "SparseGP",
+    "StudentTPrior",
     "as_rows",
     "bag_of_words",
     "central_gp",
@@ -89,6 +91,7 @@ __getattr__, __dir__ = lazy_exports(
         "function": "FunctionModel PredictiveFunctionModel function_model",
         "glm.regression": "Regression linear_regression logistic_regression poisson_regression probit_regression "
         "softmax_regression",
+        "glm.coefficient_priors": "StudentTPrior",
         "glm.shrinkage": "CoefficientPrior CommonScale Horseshoe Laplace",
         "glm.shrinkage_regression": "ShrinkageRegression with_shrinkage_prior",
         "gp.factor_forms": "Coupled Decoupled OwnRows",

@@ -101,15 +101,28 @@ def predict_from_designs(
     posterior: Gaussian,
     designs: Sequence[Float[Array, "n _"]],
     num_draws: int | np.integer | None,
+    offset: Float[Array | np.ndarray, " n"] | None = None,
 ) -> Prediction:
-    """The expected outcome under f_k = X_k theta_k: in closed form where there is one, else by draws."""
+    """The expected outcome under f_k = X_k theta_k: in closed form where there is one, else by draws.
+
+    Args:
+        key: of the draws.
+        likelihood: has the expected outcome given the predictors.
+        posterior: of theta.
+        designs: X_k.
+        num_draws: of theta; None for the closed form.
+        offset: added to f_1 of each row.
+    """
     # the count sets a shape, so it must be a Python integer
-    return _predict(key, likelihood, posterior, designs, None if num_draws is None else int(num_draws))
+    num_draws = None if num_draws is None else int(num_draws)
+    return _predict(key, likelihood, posterior, designs, num_draws, None if offset is None else jnp.asarray(offset))
 
 
 @eqx.filter_jit
-def _predict(key, likelihood: Likelihood, posterior: Gaussian, designs, num_draws: int | None) -> Prediction:
+def _predict(key, likelihood: Likelihood, posterior: Gaussian, designs, num_draws: int | None, offset) -> Prediction:
     mean, covariance = posterior.map_moments(designs)
+    if offset is not None:
+        mean = mean.at[:, 0].add(offset.astype(mean.dtype))
     if num_draws is None and isinstance(likelihood, ClosedFormMean):
         return _by_closed_form(likelihood, mean, covariance[..., 0, 0])
     noise = jax.random.normal(key, (num_draws or DEFAULT_DRAWS, *mean.shape), mean.dtype)

@@ -140,7 +140,7 @@ def preview(study: Study, table: Table, site: Site) -> list[str]:
     """
     lines = []
     scaling = _own_scaling(study, table)
-    if study.federated_columns:
+    if study.summed_columns:
         lines.append("once, for the scaling of columns:")
         lines += _described(sums(study, table), study.agreed_centres)
     if study.scales_design:
@@ -157,7 +157,7 @@ def preview(study: Study, table: Table, site: Site) -> list[str]:
 
 def _described(own: Sums, centres: dict[str, float]) -> list[str]:
     """Sums as text, one line per column."""
-    lines = [f"  n = {int(own.num_rows)}"]
+    lines = [f"  n = {float(own.num_rows):.17g}"]
     for i, column in enumerate(own.columns):
         around = f" around {centres[column]:g}" if centres.get(column) else ""
         lines.append(f"  {column}{around}: sum {float(own.sum[i])!r}, sum of squares {float(own.sum_of_squares[i])!r}")

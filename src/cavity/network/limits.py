@@ -91,6 +91,9 @@ def bounds(study: Study, scaling: Scaling) -> Bounds:
     if _has_groups(study):
         reason = "the effects of groups are integrated out, and the curvature of the result has no known bound"
         return Bounds(MAX_PRIOR_SDS, None, (f"the precision of a posterior is not checked: {reason}",))
+    if study.prior is not None and not study.prior.is_normal:
+        reason = "the prior is not normal, and the precision of its approximation is not known before the run"
+        return Bounds(MAX_PRIOR_SDS, None, (f"the precision of a posterior is not checked: {reason}",))
     if family.same_sums_everywhere and plain:
         sds, notes = None, ["the mean of a posterior is not checked: a linear model sends the same sums at every one"]
     else:
@@ -248,7 +251,9 @@ def fingerprint(study: Study, table: Table) -> Callable[[bytes], str]:
 
 
 def _is_plain(study: Study) -> bool:
-    """Whether the posterior is the Bayesian one: negative log likelihood and KL."""
+    """Whether the posterior is the Bayesian one, with a normal prior: negative log likelihood and KL."""
+    if study.prior is not None and not study.prior.is_normal:
+        return False
     choice = study.algorithm
     parts = [(choice.loss, "nll"), (choice.divergence, "kl"), (choice.server_divergence, "kl")]
     return all(part is None or part.word == word for part, word in parts)
@@ -263,7 +268,7 @@ def _has_groups(study: Study) -> bool:
 def _largest(study: Study, scaling: Scaling) -> tuple[np.ndarray | None, str]:
     """The largest |x_j| of each coefficient over the declared ranges, the intercept first; None and why if unknown."""
     assert study.model.formula is not None
-    design = FormulaEncoding(study.model.formula, study.used_columns, scaling).design
+    design = FormulaEncoding(study.model.formula, study.formula_columns, scaling).design
     rng = np.random.default_rng(0)
     if open_ended := [column.name for column in design.columns if not _has_range(column)]:
         return None, f"no range is declared for {', '.join(open_ended)}"

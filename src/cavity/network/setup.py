@@ -84,7 +84,7 @@ class Setup:
 
     def _scaling(self) -> Scaling | None:
         study = self._study
-        if not study.federated_columns and not study.scales_design:
+        if not study.summed_columns and not study.scales_design:
             return study_scaling(study)
         if (found := self._found()) is not None:
             return found["scaling"]
@@ -93,12 +93,12 @@ class Setup:
             least = self._gather()
             if self._members.stopping:
                 return None
-            if study.federated_columns:
+            if study.summed_columns:
                 known |= self._sums([name for name in self._members.connected if name not in known])
                 for name, reason in self._out_of_bounds(known).items():
                     del known[name]  # it is asked again; the other clients are not affected
                     self._refuse(name, reason)
-            names = [name for name in self._members.connected if name in known or not study.federated_columns]
+            names = [name for name in self._members.connected if name in known or not study.summed_columns]
             scaling = self._scaled_by(names, known, least) if len(names) >= least else None
             if scaling is not None:
                 self._notify(f"columns are scaled by the sums of {len(names)} clients; the scaling is now fixed")
@@ -123,13 +123,13 @@ class Setup:
     def _out_of_bounds(self, sums: Mapping[str, Sums], before: Mapping[str, Sums] | None = None) -> dict[str, str]:
         """Clients with implausible sums, and why; `before` has the sums of the columns, to compare numbers of rows."""
         found = out_of_proportion(sums)
-        most, rows = max_total_rows(self._study), {name: int(own.num_rows) for name, own in sums.items()}
+        most, rows = max_total_rows(self._study), {name: float(own.num_rows) for name, own in sums.items()}
         if rows and sum(rows.values()) > most:
             largest = max(rows, key=lambda name: rows[name])
             found[largest] = f"all clients together would have more than `max_total_rows` = {most:,} rows"
         for name, own in (before or {}).items():
-            if name in rows and rows[name] != int(own.num_rows):
-                found[name] = f"it had {int(own.num_rows)} rows before, and has {rows[name]} now"
+            if name in rows and rows[name] != float(own.num_rows):
+                found[name] = f"it had {float(own.num_rows):g} rows before, and has {rows[name]:g} now"
         return found
 
     def _found(self) -> dict[str, PyTree] | None:
@@ -146,13 +146,15 @@ class Setup:
         envelopes = self._session.ask_all(Kind.SUMS, names, {"scaling": scaling}, self._session.config.seconds)
         found = {name: envelope.body.get("sums") for name, envelope in envelopes.items()}
         study = self._study
-        asked = (study.federated_columns, study.farthest) if scaling is None else (study.design_names, {})
+        asked = (study.summed_columns, study.farthest) if scaling is None else (study.design_names, {})
         checked = {name: self._checked(name, found[name], *asked) for name in names if name in found}
         return {name: sums for name, sums in checked.items() if sums is not None}
 
     def _checked(self, name: str, sums: PyTree, columns: tuple[str, ...], farthest: Mapping[str, float]) -> Sums | None:
         """The sums of a client after all checks; None if they are refused."""
-        reason = reason_to_refuse(sums, columns, farthest, max_total_rows(self._study))
+        reason = reason_to_refuse(
+            sums, columns, farthest, max_total_rows(self._study), weighted=self._study.model.weights is not None
+        )
         if reason is None:
             return sums
         self._refuse(name, reason)

@@ -19,18 +19,19 @@ import numpy as np
 
 from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
 from cavity.core import Algorithm, LatentModel, Schedule
+from cavity.core.client_data import Weighted
 from cavity.errors import DataError, StudyError
 from cavity.models.mixed.grouped_rows import GroupedRows
 from cavity.study import registry
-from cavity.study.encoding import FormulaEncoding
+from cavity.study.encoding import FormulaEncoding, offset_values
 from cavity.study.findings import refuse
 from cavity.study.models import study_model
-from cavity.study.rows import Rows, read_rows
-from cavity.study.scaling import ScaledColumn, Scaling, Sums, scaling_from, sums_of
+from cavity.study.rows import Rows, read_rows, row_weights, with_weight
+from cavity.study.scaling import ScaledColumn, Scaling, Sums, scaling_from, selected, sums_of
 from cavity.study.schema import Study
 from cavity.study.table import Table, as_table
 
-ClientRows = tuple[np.ndarray, np.ndarray] | GroupedRows | dict[str, np.ndarray]
+ClientRows = tuple[np.ndarray, np.ndarray] | GroupedRows | dict[str, np.ndarray] | Weighted
 
 
 def sums(study: Study, table: object) -> Sums:
@@ -43,8 +44,50 @@ def sums(study: Study, table: object) -> Sums:
     Raises:
         DataError: the data cannot be used.
     """
-    rows = usable_rows(study, as_table(table))
-    return sums_of(study.federated_columns, rows.values, len(rows), study.agreed_centres)
+    table = as_table(table)
+    rows = usable_rows(study, table)
+    values = rows.values | _present_levels(study, rows)
+    if (outcome := study.scaled_outcome) is not None and study.formula is not None:
+        offset = offset_values(study.formula, rows, table.counted_as)
+        values = values if offset is None else values | {outcome: values[outcome] - offset}
+    weight = row_weights(rows, study.model.weights)
+    found = sums_of(study.federated_columns, values, len(rows), study.agreed_centres, weight)
+    levels = sums_of(study.needed_levels, values, len(rows))  # whether it has each, whatever the weights
+    return Sums(
+        study.summed_columns,
+        found.num_rows,
+        np.concatenate([found.sum, levels.sum]),
+        np.concatenate([found.sum_of_squares, levels.sum_of_squares]),
+    )
+
+
+def _present_levels(study: Study, rows: Rows) -> dict[str, np.ndarray]:
+    """For each level that some client must have, numbers whose sum is 1 if this client has it, and 0 otherwise."""
+    found = {}
+    for column in study.outcome_columns if study.needed_levels else ():
+        for i, level in enumerate(column.level_names):
+            found[f"{column.name}[{level}]"] = np.array([float((rows.values[column.name] == i).any())])
+    return found
+
+
+def check_levels(study: Study, totals: Sequence[Sums]) -> None:
+    """Raise StudyError if a level of an ordinal outcome occurs at no client.
+
+    Args:
+        study: what was agreed.
+        totals: the sums of all clients.
+    """
+    for name in study.needed_levels:
+        if not any(float(selected(own, [name]).sum[0]) > 0 for own in totals):
+            raise StudyError(absent_level(name))
+
+
+def absent_level(name: str) -> str:
+    """Why a level of an ordinal outcome must occur, and the remedy."""
+    return (
+        f"no client has a row with the level {name}, so its threshold cannot be estimated; remove the level, or join "
+        "it with a neighbouring one"
+    )
 
 
 def design_sums(study: Study, table: object, scaling: Scaling) -> Sums:
@@ -60,7 +103,8 @@ def design_sums(study: Study, table: object, scaling: Scaling) -> Sums:
     """
     table = as_table(table)
     encoding = _encoding(study, replace(scaling, design=()))
-    return encoding.matrix_sums(usable_rows(study, table), table.counted_as)
+    rows = usable_rows(study, table)
+    return encoding.matrix_sums(rows, table.counted_as, row_weights(rows, study.model.weights))
 
 
 def study_scaling(
@@ -82,6 +126,10 @@ def study_scaling(
         for name, rule in rules.items()
         if (fixed := rule.fixed) is not None
     }
+    if totals and not allow_constant:
+        check_levels(study, totals)
+    if study.needed_levels:
+        totals = [selected(own, study.federated_columns) for own in totals]
     if study.federated_columns:
         found = scaling_from(totals, study.agreed_centres, allow_constant=allow_constant)
         if outcome in study.federated_columns and not study.design.intercept:
@@ -117,7 +165,7 @@ def scaling_of(study: Study, tables: Sequence[object], *, allow_constant: bool =
         allow_constant: as in `study_scaling`.
     """
     read = [as_table(table) for table in tables]
-    totals = [sums(study, table) for table in read] if study.federated_columns else []
+    totals = [sums(study, table) for table in read] if study.summed_columns else []
     scaling = study_scaling(study, totals, allow_constant=allow_constant)
     if not study.scales_design:
         return scaling
@@ -208,13 +256,16 @@ def client_data(study: Study, table: object, scaling: Scaling) -> ClientRows:
     if study.formula is None:
         return rows.values
     encoding = _encoding(study, scaling)
-    return (encoding.grouped if study.formula.groups else encoding.encoded)(rows, table.counted_as)
+    found = (encoding.grouped if study.formula.groups else encoding.encoded)(rows, table.counted_as)
+    weight = row_weights(rows, study.model.weights)
+    return found if weight is None else Weighted(found, weight)
 
 
 def usable_rows(study: Study, table: Table) -> Rows:
     """The rows that the model uses, of a client that has enough of them. Raises DataError."""
     rows = read_rows(study.used_columns, table)
     refuse(rows.findings)
+    rows = with_weight(rows, study.model.weights)
     if len(rows) < study.min_rows:
         raise DataError(
             f"{len(rows)} rows can be used, and the study needs at least {study.min_rows}: a factor of so few rows "
@@ -225,4 +276,4 @@ def usable_rows(study: Study, table: Table) -> Rows:
 
 def _encoding(study: Study, scaling: Scaling) -> FormulaEncoding:
     assert study.model.formula is not None
-    return FormulaEncoding(study.model.formula, study.used_columns, scaling)
+    return FormulaEncoding(study.model.formula, study.formula_columns, scaling)

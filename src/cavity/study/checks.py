@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from cavity.core import LatentModel, Model
-from cavity.core.client_data import as_data
+from cavity.core.client_data import Weighted, as_data
 from cavity.errors import DataError
 from cavity.models.mixed.grouped_rows import GroupedRows
+from cavity.study.building import ClientRows
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import Finding, Severity
 from cavity.study.models import study_model
-from cavity.study.rows import Rows, read_rows
+from cavity.study.rows import Rows, read_rows, row_weights, with_weight
 from cavity.study.scaling import Scaling
 from cavity.study.schema import Study
 from cavity.study.table import Table, as_table
@@ -38,6 +39,11 @@ def check(study: Study, table: object, name: str | None = None) -> list[Finding]
     unused = [column for column in table.columns if column not in {used.name for used in study.used_columns}]
     if unused:
         findings.append(Finding(Severity.NOTE, f"columns that the model does not use are ignored: {', '.join(unused)}"))
+    is_read = not any(finding.severity == Severity.ERROR for finding in rows.findings)
+    try:
+        rows = with_weight(rows, study.model.weights) if is_read else rows
+    except DataError as error:
+        findings, is_read = [*findings, Finding(Severity.ERROR, str(error))], False
     if len(rows) < study.min_rows:
         findings.append(
             Finding(
@@ -46,7 +52,7 @@ def check(study: Study, table: object, name: str | None = None) -> list[Finding]
                 "rows would nearly reveal them",
             )
         )
-    if not any(finding.severity == Severity.ERROR for finding in rows.findings) and len(rows) > 0:
+    if is_read and len(rows) > 0:
         findings += _row_findings(study, rows, table)
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
@@ -64,9 +70,9 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
     """About rows that could be read."""
     model = study_model(study, Scaling())
     if study.model.formula is None:
-        yield from _model_findings(model, rows.values)
+        yield from _model_findings(model, lambda: rows.values)
         return
-    encoding = FormulaEncoding(study.model.formula, study.used_columns)
+    encoding = FormulaEncoding(study.model.formula, study.formula_columns)
     x, not_finite = encoding.matrix(rows, table.counted_as)
     yield from not_finite
     if encoding.parsed.groups:
@@ -75,7 +81,7 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
         yield from in_z
     if not not_finite:
         read = encoding.grouped if encoding.parsed.groups else encoding.encoded
-        yield from _model_findings(model, read(rows, table.counted_as))
+        yield from _model_findings(model, lambda: _weighted(read(rows, table.counted_as), study, rows))
     yield from _column_notes(study, rows)
     if study.model.function is None:
         yield from few_rows(len(rows), len(model.parameter_names))
@@ -86,12 +92,15 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, message)
 
 
-def _model_findings(
-    model: Model | LatentModel, batch: tuple[np.ndarray, np.ndarray] | GroupedRows | dict[str, np.ndarray]
-) -> Iterator[Finding]:
+def _weighted(batch: tuple[np.ndarray, np.ndarray] | GroupedRows, study: Study, rows: Rows) -> ClientRows:
+    weight = row_weights(rows, study.model.weights)
+    return batch if weight is None else Weighted(batch, weight)
+
+
+def _model_findings(model: Model | LatentModel, batch: Callable[[], ClientRows]) -> Iterator[Finding]:
     """The model's own check of the rows."""
     try:
-        as_data(model, batch)
+        as_data(model, batch())
     except DataError as error:
         yield Finding(Severity.ERROR, f"the model cannot use these rows: {error}")
 

@@ -237,7 +237,8 @@ class Boolean(Column):
         text = as_text(cell).strip().lower()
         if text in TRUE_TEXT | FALSE_TEXT:
             return float(text in TRUE_TEXT)
-        raise Unreadable("not true or false (nor yes or no, nor 1 or 0)")
+        hint = "; a column that is coded 1 and 2 is a category with levels = [1, 2]" if text == "2" else ""
+        raise Unreadable(f"not true or false (nor yes or no, nor 1 or 0){hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

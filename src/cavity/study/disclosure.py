@@ -38,14 +38,18 @@ class Disclosure:
 def disclosures(study: Study) -> list[Disclosure]:
     """Everything that a client of this study sends."""
     found = []
-    if columns := study.federated_columns:
+    size = "n" if study.model.weights is None else "sum of weights"
+    if columns := study.summed_columns:
         count = 1 + 2 * len(columns)
-        found.append(Disclosure("once", f"n, sum and sum of squares of {', '.join(columns)}", count, 8 * count))
+        scaled, levels = ", ".join(study.federated_columns), ", ".join(study.needed_levels)
+        what = f"{size}, sum and sum of squares of {scaled}" if scaled else size
+        what += f"; whether it has the levels {levels} (1 or 0, no counts)" if levels else ""
+        found.append(Disclosure("once", what, count, 8 * count))
     algorithm = study_algorithm(study, Scaling())
     if study.scales_design:
         names = study.design_names
         count = 1 + 2 * len(names)
-        what = f"n, sum and sum of squares of the columns of the formula's matrix: {', '.join(names)}"
+        what = f"{size}, sum and sum of squares of the columns of the formula's matrix: {', '.join(names)}"
         found.append(Disclosure("once", what, count, 8 * count))
     report = Report(0.0, 0.0, 0, True)
     arrays = [

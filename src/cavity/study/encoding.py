@@ -16,6 +16,7 @@ from cavity.study.columns import Column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
+from cavity.study.formula.expressions import compute, write
 from cavity.study.group_design import GroupDesign
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, Sums, sums_of
@@ -48,6 +49,9 @@ class FormulaEncoding(GroupEncoding):
         expected, num_outcomes = list(self.parsed.columns), len(self.parsed.outcomes)
         if names[:num_outcomes] != expected[:num_outcomes] or sorted(names) != sorted(expected):
             raise StudyError(f"the formula uses the columns {', '.join(expected)}, but it has {', '.join(names)}")
+        for column in self.columns:
+            if column.name in self.parsed.offset_columns and not column.is_numeric:
+                raise StudyError(f"an offset is computed from numbers, and column '{column.name}' has none")
         _check_scaling(self.scaling)
         _ = self.matrix_names  # raises if there are too many, or two are the same
         both = sorted(set(self.parsed.transformed) & set(self.scaling.names))
@@ -122,31 +126,59 @@ class FormulaEncoding(GroupEncoding):
         refuse(rows.findings)
         x, findings = self.matrix(rows, counted_as)
         refuse(findings)
-        return x, self._outcomes(rows)
+        return x, self._outcomes(rows, counted_as)
 
-    def _outcomes(self, rows: Rows) -> np.ndarray:
-        """The outcomes that the model computes with: [n], or [n, k] for an outcome of k columns."""
+    def _outcomes(self, rows: Rows, counted_as: str) -> np.ndarray:
+        """The outcomes that the model computes with: [n], or [n, k] for an outcome of k columns. Raises DataError.
+
+        An offset is subtracted from a scaled outcome; from others it cannot be, and it is one more column.
+        """
         columns = [np.asarray(rows.values[column.name], float) for column in self.outcome]
+        offset = self.offset_values(rows, counted_as)
+        if offset is not None and self.scaling.outcome is not None:
+            columns[0] = columns[0] - offset
+        elif offset is not None:
+            columns.append(offset)
         return self.scaling.apply_to_outcome(columns[0] if len(columns) == 1 else np.stack(columns, axis=1))
+
+    @property
+    def has_offset(self) -> bool:
+        return bool(self.parsed.offsets)
+
+    @property
+    def adds_offset(self) -> bool:
+        """Whether the outcomes have the offset as their last column, to be added to the predictor."""
+        return self.has_offset and self.scaling.outcome is None
+
+    def offset_values(self, rows: Rows, counted_as: str) -> Float[np.ndarray, " n"] | None:
+        """The sum of the offsets of rows that were read, in the units of the data. Raises DataError."""
+        return offset_values(self.parsed, rows, counted_as)
+
+    def offset(self, table: object) -> Float[np.ndarray, " n"] | None:
+        table = as_table(table)
+        rows = self.read(table, with_outcome=False, may_drop=False)
+        refuse(rows.findings)
+        return self.offset_values(rows, table.counted_as)
 
     def matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """X of rows that were read without errors, and findings where it is not finite."""
         x = self.scaling.apply_to_design(self.design.matrix(self.scaling.apply(rows.values), len(rows)))
         return x, _not_finite(self.design.names, x, rows, counted_as)
 
-    def matrix_sums(self, rows: Rows, counted_as: str) -> Sums:
+    def matrix_sums(self, rows: Rows, counted_as: str, weight: Float[np.ndarray, " n"] | None = None) -> Sums:
         """The sums of the columns of both matrices. Raises DataError.
 
         Args:
             rows: of a client.
             counted_as: what the numbers of the rows count, for messages.
+            weight: of each row; None is 1.
         """
         refuse(rows.findings)
         (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
         refuse((*in_x, *in_z))
         slopes = z[:, np.array(self.group_design.is_slope, bool)]
         columns = dict(zip(self.matrix_names, (*x.T, *slopes.T), strict=True))
-        return sums_of(self.matrix_names, columns, len(rows))
+        return sums_of(self.matrix_names, columns, len(rows), weight=weight)
 
     def group_matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """Z of rows that were read without errors, in the units of the data, and findings where it is not finite."""
@@ -165,8 +197,10 @@ class FormulaEncoding(GroupEncoding):
         (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
         refuse((*in_x, *in_z))
         labels = self.group_design.labels(rows.values)
-        y = self._outcomes(rows) if with_outcome else None
-        return GroupedRows(x, y, z / np.asarray(self.effect_units), next(map(tuple, labels.values()), None))
+        y = self._outcomes(rows, counted_as) if with_outcome else None
+        offset = None if with_outcome else self.offset_values(rows, counted_as)
+        group = next(map(tuple, labels.values()), None)
+        return GroupedRows(x, y, z / np.asarray(self.effect_units), group, offset)
 
     def grouped_rows(self, table: object, *, with_outcome: bool = True) -> GroupedRows:
         table = as_table(table)
@@ -213,6 +247,23 @@ class FormulaEncoding(GroupEncoding):
         return (
             f"coefficients are of scaled columns, because this formula cannot be reported in other units: {scaled}",
         )
+
+
+def offset_values(formula: Formula, rows: Rows, counted_as: str) -> Float[np.ndarray, " n"] | None:
+    """The sum of a formula's offsets, in the units of the data; None without one. Raises DataError.
+
+    Args:
+        formula: with the offsets.
+        rows: of a client.
+        counted_as: what the numbers of the rows count, for messages.
+    """
+    if not formula.offsets:
+        return None
+    with np.errstate(all="ignore"):
+        parts = [np.broadcast_to(compute(node, rows.values), len(rows)) for node in formula.offsets]
+    names = [f"offset({write(node)})" for node in formula.offsets]
+    refuse(_not_finite(names, np.stack(parts, axis=1), rows, counted_as))
+    return np.sum(parts, axis=0)
 
 
 def _not_finite(names: Sequence[str], matrix: np.ndarray, rows: Rows, counted_as: str) -> tuple[Finding, ...]:

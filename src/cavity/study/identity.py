@@ -15,14 +15,22 @@ from cavity.study.columns import Column, FixedScaling
 from cavity.study.families.family import Family
 from cavity.study.line_numbers import spelled
 from cavity.study.part import Part
-from cavity.study.priors import GroupPriorChoice, PriorChoice
+from cavity.study.priors import GroupPriorChoice, PriorChoice, SlopePrior
 from cavity.study.schema import AlgorithmChoice, ModelChoice, RunChoice, Study
 
 FORMAT = 3  # increase it when the meaning of a key changes
 
 Path = tuple[str, ...]
 RecordWithKeys = (
-    Column | Family | PriorChoice | GroupPriorChoice | ModelChoice | AlgorithmChoice | RunChoice | FixedScaling
+    Column
+    | Family
+    | PriorChoice
+    | GroupPriorChoice
+    | SlopePrior
+    | ModelChoice
+    | AlgorithmChoice
+    | RunChoice
+    | FixedScaling
 )
 Value = str | int | float | bool | list[str | float | None]
 
@@ -69,11 +77,12 @@ def _settings(value: object, path: Path) -> Iterator[tuple[Path, Value]]:
             yield (*path, value.name, "type"), value.type_name
             yield from _fields(value, (*path, value.name), "name")
         case PriorChoice():
-            yield from _fields(value, path, "extra")
+            yield from _fields(value, path, "extra", "priors")
             yield from _settings(value.extra, path)
+            yield from _settings(value.priors, ("priors",))
         case GroupPriorChoice():
             yield from _fields(value, path[:-1])
-        case ModelChoice() | AlgorithmChoice() | RunChoice() | FixedScaling():
+        case ModelChoice() | AlgorithmChoice() | RunChoice() | FixedScaling() | SlopePrior():
             yield from _fields(value, path)
         case tuple():
             yield from _items(value, path)

@@ -37,7 +37,7 @@ def study_model(study: Study, scaling: Scaling) -> Model | LatentModel:
     assert study.model.formula is not None
     assert study.model.family is not None
     assert study.prior is not None
-    encoding = FormulaEncoding(study.model.formula, study.used_columns, scaling)
+    encoding = FormulaEncoding(study.model.formula, study.formula_columns, scaling)
     covariance = registry.COVARIANCES[study.algorithm.covariance or "full"]
     return formula_model(study.model.family, encoding, study.prior, covariance)
 

@@ -28,10 +28,15 @@ from cavity.study.part import Part
 from cavity.study.priors import (
     CORRELATION_ETA,
     INTERCEPT_SCALE,
+    NORMAL,
+    PRIOR_FAMILIES,
     SD_SCALE,
     SLOPE_SCALE,
     GroupPriorChoice,
     PriorChoice,
+    SlopePrior,
+    default_scale,
+    prior_problem,
 )
 from cavity.study.schema import MIN_ROWS, AlgorithmChoice, ModelChoice, RunChoice, Study
 from cavity.study.sections import Page, Section
@@ -138,9 +143,9 @@ def _model(section: Section) -> ModelChoice:
         arguments, formula = section.plain("arguments"), section.text("formula", None)
         choice = ModelChoice(None, _one_line(formula), function, tuple(sorted(arguments.items())))
     else:
-        formula = _one_line(section.required_text("formula")) or ""
-        effects = section.word("client_effects", TERMS, "none")
-        choice = ModelChoice(read_family(section), with_client_effects(formula, effects))
+        family, formula = read_family(section), _one_line(section.required_text("formula")) or ""
+        formula = with_client_effects(formula, section.word("client_effects", TERMS, "none"))
+        choice = ModelChoice(family, formula, weights=section.text("weights", None))
     section.close(RENAMED_IN_MODEL)
     return choice
 
@@ -206,10 +211,13 @@ def _study_scaling(top: Section, model: ModelChoice) -> ScalingRule:
 
 def _prior(top: Section, section: Section, model: ModelChoice) -> PriorChoice | None:
     if model.function is not None:
-        top.refuse("prior", "a model of your own has its own prior; remove this table")
+        for key in ("prior", "priors"):
+            top.refuse(key, "a model of your own has its own prior; remove this table")
         return None
     family = model.family
-    scale = section.positive("scale", SLOPE_SCALE if family is None else family.slope_scale)
+    kind, df = _prior_family(section)
+    default = default_scale(kind, SLOPE_SCALE if family is None else family.slope_scale)
+    scale = section.positive("scale", default)
     intercept = section.positive("intercept_scale", INTERCEPT_SCALE if family is None else family.intercept_scale)
     extra = {} if family is None else family.extra_scales(outcome_is_scaled=True)
     chosen = tuple((key, section.positive(key, default)) for key, default in extra.items())
@@ -218,7 +226,26 @@ def _prior(top: Section, section: Section, model: ModelChoice) -> PriorChoice | 
     group = _group_prior(section, model)
     if family is not None:  # otherwise the keys are not known
         section.close()
-    return PriorChoice(scale, intercept, chosen, scales, group)
+    priors = tuple((name, _slope_prior(own)) for name, own in sorted(top.section("priors").each()))
+    for name in sorted(dict(priors).keys() & dict(scales).keys()):
+        section.problem("scales", f"'{name}' has a prior of its own in [priors.{name}]; give its scale there")
+    return PriorChoice(scale, intercept, chosen, scales, group, kind, df, priors)
+
+
+def _prior_family(section: Section) -> tuple[str, float | None]:
+    """The keys `family` and `df` of a prior."""
+    kind, df = section.word("family", PRIOR_FAMILIES, NORMAL), section.positive("df", None)
+    if problem := prior_problem(kind, df):
+        section.problem("df", problem)
+    return kind, df
+
+
+def _slope_prior(section: Section) -> SlopePrior:
+    """The prior of one slope."""
+    kind, df = _prior_family(section)
+    found = SlopePrior(kind, section.positive("scale", None), df)
+    section.close()
+    return found
 
 
 def _group_prior(section: Section, model: ModelChoice) -> GroupPriorChoice | None:

@@ -17,6 +17,14 @@ from cavity.fit.run import Fit, run
 from cavity.study import registry
 from cavity.study.building import design_scaling
 from cavity.study.client_effects import with_client_effects
+from cavity.study.client_weights import (
+    Weights,
+    refuse_absent_levels,
+    rows_with_weight,
+    weight_column,
+    weighted_rows,
+    without_offset,
+)
 from cavity.study.columns import Column, Missing, ScalingRule, Text
 from cavity.study.encoding import FormulaEncoding, is_reversible
 from cavity.study.families import Family, make_family
@@ -25,7 +33,16 @@ from cavity.study.formula import Formula, parse_formula
 from cavity.study.guessing import RawColumn, guess_predictor
 from cavity.study.models import formula_model
 from cavity.study.nesting import CROSSED, REMEDY, crossed
-from cavity.study.priors import CORRELATION_ETA, SD_SCALE, GroupPriorChoice, PriorChoice
+from cavity.study.priors import (
+    CORRELATION_ETA,
+    NORMAL,
+    SD_SCALE,
+    GroupPriorChoice,
+    PriorChoice,
+    SlopePrior,
+    default_scale,
+    prior_problem,
+)
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, scaling_from, sums_of
 from cavity.study.table import Table, as_table
@@ -41,6 +58,7 @@ def regression(
     *,
     family: str | Family = "bernoulli",
     client_effects: str = "none",
+    weights: str | None = None,
     levels: Mapping[str, Sequence[str]] | None = None,
     missing: str = "refuse",
     scaling: str = "federated",
@@ -52,6 +70,9 @@ def regression(
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
+    prior_family: str = NORMAL,
+    prior_df: Real | None = None,
+    priors: Mapping[str, Mapping[str, Real | str]] | None = None,
     sd_scale: Real | None = None,
     sd_df: Real | None = None,
     sd_scales: Mapping[str, Real] | None = None,
@@ -72,13 +93,14 @@ def regression(
     Args:
         formula: such as `"outcome ~ rx * age + log(dose)"`; names with spaces go between backticks. `(1 | ward)` and
             `(age | ward)` are effects that vary between groups, each of which is at one client; `(1 | client)` between
-            clients.
+            clients. `offset(log(time))` is a term whose coefficient is 1.
         frames: client -> data frame, or dict of columns.
         family: of the outcome: "gaussian" (or "linear"), "student-t", "bernoulli" ("logistic"), "binomial",
             "categorical" ("softmax"), "ordinal", "poisson", "negative-binomial" or "gamma"; or a `cavity.study.Family`
             with its settings. The left side of a binomial formula is `deaths | trials(patients)`.
         client_effects: "intercepts" gives each client an intercept of its own, which is no shared parameter (as
             `stratified(1)` in the formula); "random" lets them vary around a common one, `(1 | client)`.
+        weights: the column with the weight of each row: a row of weight 2 counts as two, one of weight 0 not at all.
         levels: of categories, the reference first. A category whose levels are not given has those of all frames.
         missing: what to do about missing values. "refuse": they are an error. "drop": their rows are dropped, with a
             warning that says how many.
@@ -88,8 +110,8 @@ def regression(
         column_scaling: the scaling of single columns (numeric predictors, a gaussian outcome): (centre, scale) computes
             with (value - centre) / scale, and the prior is on that scale; "none" uses the column as it is.
         noise_sd: the standard deviation of the noise of a gaussian outcome, if it is known.
-        link: of a bernoulli, binomial or ordinal outcome: "logit" (the default) or "probit", and "cloglog" for the first
-            two.
+        link: of a bernoulli, binomial or ordinal outcome: "logit" (the default), "probit", or for the first two
+            "cloglog".
         df: the degrees of freedom of a student-t outcome, or "learned" to estimate them; None is 4.
         ties: of a Cox model, the approximation for several events at one time: "efron" (the default) or "breslow".
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
@@ -99,6 +121,11 @@ def regression(
             the prior is N(mean, (scale sd)^2) with the mean and sd of the outcome, and None is 2.5; otherwise it is
             N(0, scale^2), and None is 10.
         prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level.
+        prior_family: of the priors of slopes: "normal", "student-t", "laplace" or "horseshoe". Those of the intercept
+            and of parameters beside the coefficients are normal.
+        prior_df: degrees of freedom of student-t priors; None is 3.
+        priors: of single slopes, by name: `{"age": {"family": "laplace", "scale": 0.5}}`, with the keys `family`,
+            `scale` and `df`. The scale is per unit of the scaled predictor or per level.
         sd_scale: the standard deviations of effects that vary between groups have half-normal priors of this scale;
             None is 2.5. It is in the units of `prior_scale`, per standard deviation of a number and per level.
         sd_df: makes these priors half-t with so many degrees of freedom.
@@ -118,7 +145,7 @@ def regression(
     """
     settings = {"noise_sd": noise_sd, "link": link, "df": df, "ties": ties}
     chosen_family = make_family(
-        family, {n: v if v is None or isinstance(v, str) else float(v) for n, v in settings.items()}
+        family, {name: float(value) if isinstance(value, (int, float)) else value for name, value in settings.items()}
     )
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
@@ -135,12 +162,18 @@ def regression(
         raise StudyError(problem)
     tables = _tables(frames)
     columns = _columns(parsed, tables, chosen_family, dict(levels or {}), Missing(missing))
-    rows = _rows(columns, tables)
+    rows = _rows((*columns, *weight_column(weights, parsed, tables, Missing(missing))), tables)
     _warn_of_dropped_rows(columns, tables, rows)
+    rows, each = rows_with_weight(weights, rows)
+    if chosen_family.needs_all_levels:
+        refuse_absent_levels(columns[: len(parsed.outcomes)], rows)
     federated = scaling == ScalingRule.FEDERATED
-    scaled = _scaling(parsed, columns, tables, rows, chosen_family, dict(column_scaling or {}), federated=federated)
+    scaled = _scaling(
+        parsed, columns, tables, rows, each, chosen_family, dict(column_scaling or {}), federated=federated
+    )
     encoding = FormulaEncoding(formula, columns, scaled)
-    prior = _prior(chosen_family, scaled, prior_scale, intercept_scale, dict(prior_scales or {}))
+    kind = SlopePrior(prior_family, *(None if n is None else float(n) for n in (prior_scale, prior_df)))
+    prior = _prior(chosen_family, scaled, kind, intercept_scale, dict(prior_scales or {}), dict(priors or {}))
     group = _group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
     prior = replace(prior, group=group)
     _refuse_crossed(encoding, rows)
@@ -148,7 +181,7 @@ def regression(
     model = formula_model(chosen_family, encoding, prior, form)
     return run(
         method(model),
-        tables,
+        tables if weights is None else weighted_rows(encoding, tables, rows, each),
         schedule=schedule,
         rounds=rounds,
         tolerance=tolerance,
@@ -158,21 +191,48 @@ def regression(
 
 
 def _prior(
-    family: Family, scaling: Scaling, scale: Real | None, intercept: Real | None, scales: dict[str, Real]
+    family: Family,
+    scaling: Scaling,
+    kind: SlopePrior,
+    intercept: Real | None,
+    scales: dict[str, Real],
+    priors: dict[str, Mapping[str, Real | str]],
 ) -> PriorChoice:
-    is_scaled = scaling.outcome is not None
+    is_scaled, scale = scaling.outcome is not None, kind.scale
+    single = {name: _slope_prior(name, own) for name, own in priors.items()}
+    for own in (kind, *single.values()):
+        if problem := prior_problem(own.family, own.df):
+            raise StudyError(problem)
+    if both := sorted(scales.keys() & single.keys()):
+        raise StudyError(f"'{both[0]}' is in prior_scales and in priors; give its scale in priors")
     if family.scales_outcome and not is_scaled and (scale is None or intercept is None):
         raise StudyError(
             "an outcome that is not scaled has no default prior: give prior_scale and intercept_scale in the units of "
             'the outcome, or use scaling="federated"'
         )
-    scale = family.slope_scale if scale is None else scale
+    scale = default_scale(kind.family, family.slope_scale) if scale is None else scale
     intercept = family.intercept_scale if intercept is None else intercept
     for name, value in {"prior_scale": scale, "intercept_scale": intercept, **scales}.items():
         if not value > 0:
             raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
     extra = tuple(family.extra_scales(outcome_is_scaled=is_scaled).items())
-    return PriorChoice(float(scale), float(intercept), extra, tuple((n, float(v)) for n, v in scales.items()))
+    of_single = tuple((name, float(value)) for name, value in scales.items())
+    return PriorChoice(
+        float(scale), float(intercept), extra, of_single, None, kind.family, kind.df, tuple(sorted(single.items()))
+    )
+
+
+def _slope_prior(name: str, given: Mapping[str, Real | str]) -> SlopePrior:
+    """The prior of one slope. Raises StudyError."""
+    if unknown := sorted(given.keys() - {"family", "scale", "df"}):
+        raise StudyError(f"the prior of '{name}' has no key {unknown[0]!r}; it may have family, scale and df")
+    numbers = {}
+    for key in ("scale", "df"):
+        value = given.get(key)
+        if value is not None and (isinstance(value, str) or not value > 0):
+            raise StudyError(f"the {key} of the prior of '{name}' must be a positive number, not {value!r}")
+        numbers[key] = None if value is None else float(value)
+    return SlopePrior(str(given.get("family", NORMAL)), **numbers)
 
 
 def _group_prior(
@@ -273,6 +333,7 @@ def _scaling(
     columns: tuple[Column, ...],
     tables: Mapping[str, Table],
     rows: Mapping[str, Rows],
+    weights: Weights,
     family: Family,
     given: dict[str, tuple[Real, Real] | str],
     *,
@@ -289,14 +350,14 @@ def _scaling(
     if federated:
         rest = [name for name in numeric if name not in given]
         rest = rest if is_reversible(formula.text, columns, [*rest, *(n for n in numeric if n in scaled)]) else []
-        scaled |= _by_sums(rest, rows, around_zero=False)
+        scaled |= _by_sums(rest, rows, weights, around_zero=False)
         own = [outcome] if outcome is not None and outcome not in given else []
-        scaled |= _by_sums(own, rows, around_zero=not intercept)
+        scaled |= _by_sums(own, without_offset(formula, tables, rows), weights, around_zero=not intercept)
     scaled_predictors = tuple(scaled[name] for name in numeric if name in scaled)
     found = Scaling(scaled_predictors, None if outcome is None else scaled.get(outcome))
     if not federated:
         return found
-    return replace(found, design=_design(FormulaEncoding(formula.text, columns, found), tables, rows))
+    return replace(found, design=_design(FormulaEncoding(formula.text, columns, found), tables, rows, weights))
 
 
 def _given(given: Mapping[str, tuple[Real, Real] | str], allowed: Sequence[str]) -> dict[str, ScaledColumn]:
@@ -317,24 +378,26 @@ def _given(given: Mapping[str, tuple[Real, Real] | str], allowed: Sequence[str])
     return found
 
 
-def _by_sums(names: Sequence[str], rows: Mapping[str, Rows], *, around_zero: bool) -> dict[str, ScaledColumn]:
+def _by_sums(
+    names: Sequence[str], rows: Mapping[str, Rows], weights: Weights, *, around_zero: bool
+) -> dict[str, ScaledColumn]:
     """Sums around the mean of one client, which is near that of all, so that sums of squares keep their digits."""
     if not names:
         return {}
     first = next((own for own in rows.values() if len(own)), None)
     centres = {} if first is None else {name: float(np.mean(first.values[name])) for name in names}
-    totals = [sums_of(names, own.values, len(own), centres) for own in rows.values() if len(own)]
+    totals = [sums_of(names, own.values, len(own), centres, weights[name]) for name, own in rows.items() if len(own)]
     return {column.name: column for column in scaling_from(totals, centres, around_zero=around_zero)}
 
 
 def _design(
-    encoding: FormulaEncoding, tables: Mapping[str, Table], rows: Mapping[str, Rows]
+    encoding: FormulaEncoding, tables: Mapping[str, Table], rows: Mapping[str, Rows], weights: Weights
 ) -> tuple[ScaledColumn, ...]:
     """The scaling of the columns of the formula's matrix."""
     totals = []
     for client, own in rows.items():
         try:
-            totals.append(encoding.matrix_sums(own, tables[client].counted_as))
+            totals.append(encoding.matrix_sums(own, tables[client].counted_as, weights[client]))
         except DataError as error:
             raise DataError(f"client {client!r}: {error}") from None
-    return design_scaling(encoding, [own for own in totals if int(own.num_rows)])
+    return design_scaling(encoding, [own for own in totals if float(own.num_rows)])

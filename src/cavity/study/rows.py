@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import Float
 
+from cavity.errors import DataError
 from cavity.study.columns import Column, Missing, as_text
 from cavity.study.findings import Finding, Severity, listed
 from cavity.study.table import Table
@@ -29,6 +31,38 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+def with_weight(rows: Rows, name: str | None) -> Rows:
+    """The rows whose weight is not 0; all of them if there is no column of weights. Raises DataError.
+
+    Args:
+        rows: of a client, read without errors.
+        name: of the column of weights.
+    """
+    weight = row_weights(rows, name)
+    if weight is None or (weight > 0).all():
+        return rows
+    kept = weight > 0
+    return replace(rows, values={key: own[kept] for key, own in rows.values.items()}, numbers=rows.numbers[kept])
+
+
+def row_weights(rows: Rows, name: str | None) -> Float[np.ndarray, " n"] | None:
+    """The weights of rows that were read without errors; None if there is no column of weights. Raises DataError.
+
+    Args:
+        rows: of a client.
+        name: of the column of weights.
+    """
+    if name is None:
+        return None
+    weight = np.asarray(rows.values[name], float)
+    if (weight < 0).any():
+        many = _count(int((weight < 0).sum()), "negative weight")
+        raise DataError(f"column '{name}' has {many}; a weight is 0 or more")
+    if len(weight) and not (weight > 0).any():
+        raise DataError(f"all weights in column '{name}' are 0; leave this client out")
+    return weight
 
 
 def read_rows(columns: Sequence[Column], table: Table, *, may_drop: bool = True) -> Rows:

@@ -36,13 +36,13 @@ class Sums(eqx.Module):
 
     Attributes:
         columns: their names.
-        num_rows: n.
+        num_rows: n, or the sum of the weights of the rows.
         sum: per column, of the differences from an agreed value.
         sum_of_squares: per column, of these differences.
     """
 
     columns: tuple[str, ...] = eqx.field(static=True)
-    num_rows: Int[np.ndarray, ""]
+    num_rows: Int[np.ndarray, ""] | Float[np.ndarray, ""]
     sum: Float[np.ndarray, " k"]
     sum_of_squares: Float[np.ndarray, " k"]
 
@@ -124,6 +124,7 @@ def sums_of(
     values: Mapping[str, np.ndarray],
     num_rows: int,
     centres: Mapping[str, float] | None = None,
+    weight: Float[np.ndarray, " n"] | None = None,
 ) -> Sums:
     """A client's sums around agreed values, each rounded once.
 
@@ -132,19 +133,32 @@ def sums_of(
         values: of the client's rows, by column.
         num_rows: of the client.
         centres: the agreed values; 0 for columns without one.
+        weight: of each row; None is 1. A row of weight 2 counts as two.
     """
     around = centres or {}
     numbers = [np.asarray(values[name], float) - around.get(name, 0.0) for name in columns]
+    each = 1.0 if weight is None else weight
     return Sums(
         tuple(columns),
-        np.asarray(num_rows),
-        np.array([fsum(column) for column in numbers], float),
-        np.array([fsum(column**2) for column in numbers], float),
+        np.asarray(num_rows if weight is None else fsum(weight)),
+        np.array([fsum(each * column) for column in numbers], float),
+        np.array([fsum(each * column**2) for column in numbers], float),
     )
 
 
+def selected(sums: Sums, columns: Sequence[str]) -> Sums:
+    """The sums of some of the columns."""
+    places = [sums.columns.index(name) for name in columns]
+    return Sums(tuple(columns), sums.num_rows, sums.sum[places], sums.sum_of_squares[places])
+
+
 def reason_to_refuse(
-    sums: object, columns: Sequence[str], farthest: Mapping[str, float] | None = None, most_rows: int = MOST_ROWS
+    sums: object,
+    columns: Sequence[str],
+    farthest: Mapping[str, float] | None = None,
+    most_rows: int = MOST_ROWS,
+    *,
+    weighted: bool = False,
 ) -> str | None:
     """Why a client's sums cannot be used, or None.
 
@@ -156,11 +170,14 @@ def reason_to_refuse(
         columns: those that the study scales.
         farthest: h of the columns whose range is declared.
         most_rows: the largest number of rows that a client may have.
+        weighted: whether rows have weights; the number of rows is then their sum.
     """
     if not isinstance(sums, Sums) or tuple(sums.columns) != tuple(columns):
         return "they are not sums of the study's columns"
     num_rows, total, squares = (np.asarray(value) for value in (sums.num_rows, sums.sum, sums.sum_of_squares))
-    if num_rows.shape != () or num_rows.dtype.kind not in "iu" or not 1 <= num_rows <= most_rows:
+    if weighted and (num_rows.shape != () or num_rows.dtype.kind != "f" or not 0 < num_rows <= most_rows):
+        return f"the sum of the weights must be a positive number up to {most_rows:,}"
+    if not weighted and (num_rows.shape != () or num_rows.dtype.kind not in "iu" or not 1 <= num_rows <= most_rows):
         return f"the number of rows must be a count from 1 to {most_rows:,}"
     if any(each.shape != (len(columns),) or each.dtype.kind != "f" for each in (total, squares)):
         return "they are not one number per column"
@@ -169,7 +186,7 @@ def reason_to_refuse(
         if not (abs(x) <= LARGEST_SUM and 0 <= xx <= LARGEST_SUM):
             return f"those of column '{name}' are not finite, too large, or negative where they cannot be"
         if x**2 > float(num_rows) * xx * (1 + 1e-9):
-            return f"those of column '{name}' contradict each other: no {int(num_rows)} numbers have them"
+            return f"those of column '{name}' contradict each other: no {float(num_rows):g} numbers have them"
         if xx > float(num_rows) * (farthest or {}).get(name, inf) ** 2 * (1 + 1e-9):
             return f"those of column '{name}' are larger than numbers within the declared range have"
     return None
@@ -217,9 +234,9 @@ def scaling_from(
         if client.columns != columns:
             raise CavityError(f"the clients' sums are of different columns: {columns} and {client.columns}")
         finite = np.isfinite(client.sum).all() and np.isfinite(client.sum_of_squares).all()
-        if int(client.num_rows) < 1 or not finite:
+        if not float(client.num_rows) > 0 or not finite:
             raise CavityError("a client's sums are not finite, or of no rows")
-    num_rows = sum(int(client.num_rows) for client in totals)
+    num_rows = sum((Fraction(float(client.num_rows)) for client in totals), Fraction())
     scaled = []
     for i, name in enumerate(columns):
         around = Fraction((centres or {}).get(name, 0.0))

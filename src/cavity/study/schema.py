@@ -27,12 +27,14 @@ class ModelChoice:
         formula: of the regression. A function's model gets the formula's x and y, or without one a dict of columns.
         function: as `module:function`, installed at every site.
         arguments: of the function.
+        weights: the column with the weight of each row; None is 1.
     """
 
     family: Family | None = None
     formula: str | None = None
     function: str | None = None
     arguments: tuple[tuple[str, Plain], ...] = ()
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,31 @@ class Study:
 
     @property
     def used_columns(self) -> tuple[Column, ...]:
-        """Those that the model uses: the outcome's, then those of predictors; all columns without a formula."""
+        """Those that the model uses: the formula's and that of weights; all columns without a formula."""
+        used = self.formula_columns
+        if self.model.weights in (None, *(column.name for column in used)):
+            return used
+        return (*used, *(column for column in self.columns if column.name == self.model.weights))
+
+    @property
+    def formula_columns(self) -> tuple[Column, ...]:
+        """Those of the formula: the outcome's, then those of predictors; all columns without a formula."""
         if (formula := self.formula) is None:
             return self.columns
         columns = {column.name: column for column in self.columns}
         return tuple(columns[name] for name in formula.columns)
+
+    @property
+    def summed_columns(self) -> tuple[str, ...]:
+        """What every client sends sums of first: scaled columns, and whether it has each level of the outcome."""
+        return (*self.federated_columns, *self.needed_levels)
+
+    @property
+    def needed_levels(self) -> tuple[str, ...]:
+        """Levels of the outcome that must occur at some client, as `pain[severe]`."""
+        if self.model.family is None or not self.model.family.needs_all_levels:
+            return ()
+        return tuple(f"{column.name}[{level}]" for column in self.outcome_columns for level in column.level_names)
 
     @property
     def scaling_rules(self) -> dict[str, FixedScaling | ScalingRule]:
@@ -151,7 +173,7 @@ class Study:
         chosen = {name: rule for name, rule in rules.items() if rule is not None and rule != ScalingRule.NONE}
         if default != ScalingRule.NONE and self.formula is not None and self.model.formula is not None:
             rest = [name for name, rule in rules.items() if rule is None and name not in self.formula.transformed]
-            if is_reversible(self.model.formula, self.used_columns, (*chosen, *rest)):
+            if is_reversible(self.model.formula, self.formula_columns, (*chosen, *rest)):
                 chosen |= dict.fromkeys(rest, default)
         return {name: chosen[name] for name in rules if name in chosen}
 
@@ -190,11 +212,11 @@ class Study:
     def group_design(self) -> GroupDesign:
         """The effects that vary between groups. Only for studies with a formula."""
         assert self.model.formula is not None
-        return GroupDesign(self.model.formula, self.used_columns[len(self.outcome_columns) :])
+        return GroupDesign(self.model.formula, self.formula_columns[len(self.outcome_columns) :])
 
     @property
     def _predictor_columns(self) -> tuple[Column, ...]:
-        columns = self.used_columns[len(self.outcome_columns) :]
+        columns = self.formula_columns[len(self.outcome_columns) :]
         return tuple(c for c in columns if self.formula is None or c.name in self.formula.places)
 
     @property
@@ -209,11 +231,16 @@ class Study:
 
     @property
     def farthest(self) -> dict[str, float]:
-        """How far a value may be from its agreed centre, for columns with a declared range."""
+        """How far a value may be from its agreed centre, for columns with a declared range.
+
+        The outcome of a formula with an offset has none: what is scaled is the outcome without its offset.
+        """
+        offset = self.formula is not None and bool(self.formula.offsets)
+        skipped = {column.name for column in self.outcome_columns} if offset else set()
         return {
             column.name: max(abs(end - self.agreed_centres[column.name]) for end in column.limits)
             for column in self.used_columns
-            if column.name in self.federated_columns and column.limits is not None
+            if column.name in self.federated_columns and column.limits is not None and column.name not in skipped
         }
 
     @property

@@ -38,6 +38,10 @@ def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
         yield ("model", "formula"), f"undeclared column '{name}'{hint}; declare it in a table [columns.{name}]"
     if undeclared:
         return
+    yield from _weights(study, formula)
+    for name in formula.offset_columns:
+        if not columns[name].is_numeric:
+            yield ("columns", name, "type"), f"an offset is computed from '{name}', so it must be a number"
     outcome = tuple(columns[name] for name in formula.outcomes)
     if (family := study.model.family) is not None:
         yield from _outcome(family, formula, outcome)
@@ -54,6 +58,22 @@ def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
             yield ("columns", name, "scaling"), message
     yield from _groups(study, formula)
     yield from _prior(study)
+
+
+def _weights(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
+    """The column of weights must be a number, and nothing else in the model."""
+    name = study.model.weights
+    if name is None:
+        return
+    column = next((column for column in study.columns if column.name == name), None)
+    if column is None:
+        yield ("model", "weights"), f"undeclared column '{name}'; declare it in a table [columns.{name}]"
+    elif not column.is_numeric:
+        yield ("columns", name, "type"), f"'{name}' holds the weights of rows, so it must be a number"
+    elif name in formula.columns:
+        yield ("model", "weights"), f"the column '{name}' of weights is also in the formula; remove it there"
+    elif column.scaling_rule not in (None, ScalingRule.NONE):
+        yield ("columns", name, "scaling"), "weights are not scaled"
 
 
 def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
@@ -81,7 +101,7 @@ def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
         names = study.group_design.names
         if family is not None and study.prior is not None and study.prior.group is not None:
             plain = replace(study.prior, scales=(), group=replace(study.prior.group, sd_scales=()))
-            family.grouped_model(FormulaEncoding(formula.text, study.used_columns), plain)
+            family.grouped_model(FormulaEncoding(formula.text, study.formula_columns), plain)
     except StudyError as error:
         yield ("model", "formula"), str(error)
         return
@@ -97,9 +117,8 @@ def left_side_problem(family: Family, formula: Formula) -> str | None:
         return None
     if family.outcome_function is None:
         return f"the family {family.name!r} takes one column on the left, not {formula.outcome_function}(...)"
-    return (
-        f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula{family.left_hint}"
-    )
+    needed = f"the family {family.name!r} needs {family.outcome_function}(...) on the left of the formula"
+    return needed + family.left_hint
 
 
 def _outcome(family: Family, formula: Formula, outcome: tuple[Column, ...]) -> Iterator[tuple[Path, str]]:
@@ -128,6 +147,11 @@ def _prior(study: Study) -> Iterator[tuple[Path, str]]:
     if fixed is not None and fixed.centre != 0.0 and not study.design.intercept:
         message = "without an intercept the outcome cannot be centred: give centre = 0"
         yield ("columns", study.used_columns[0].name, "scaling"), message
-    for name, _ in () if study.prior is None else study.prior.scales:
-        if name not in names:
-            yield ("prior", "scales", name), f"unknown coefficient {name!r}; choose one of: {', '.join(names)}"
+    if study.prior is None:
+        return
+    single = [("prior", "scales", name) for name, _ in study.prior.scales]
+    for path in (*single, *(("priors", name) for name, _ in study.prior.priors)):
+        if path[-1] not in names:
+            yield path, f"unknown coefficient {path[-1]!r}; choose one of: {', '.join(names)}"
+    if not study.prior.is_normal and study.algorithm.method == "fedgvi":
+        yield ("prior", "family"), "fedgvi takes normal priors; use pvi"

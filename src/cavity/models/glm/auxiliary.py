@@ -48,7 +48,7 @@ def auxiliary_scale(
     )
 
 
-def threshold_scale(names: Sequence[str], thresholds: Sequence[str]) -> NaturalScale:
+def threshold_scale(names: Sequence[str], thresholds: Sequence[str], num_others: int = 0) -> NaturalScale:
     """Thresholds first, then the slopes.
 
     The model has the intercept, the slopes, and the logs of the distances between thresholds.
@@ -56,11 +56,15 @@ def threshold_scale(names: Sequence[str], thresholds: Sequence[str]) -> NaturalS
     Args:
         names: of the model's parameters.
         thresholds: one more than there are distances.
+        num_others: further parameters at the end, which are reported as they are.
     """
     size, num_gaps = len(names), len(thresholds) - 1
-    slopes = names[1 : size - num_gaps]
+    end = size - num_others
+    slopes, gaps = np.arange(1, end - num_gaps), np.arange(end - num_gaps, end)
+    others = np.concatenate([slopes, np.arange(end, size)])
     linear, exponential = np.zeros((size, size)), np.zeros((size, size))
     linear[: num_gaps + 1, 0] = -1.0
-    exponential[: num_gaps + 1, size - num_gaps :] = np.tri(num_gaps + 1, num_gaps, -1)
-    linear[num_gaps + 1 :, 1 : size - num_gaps] = np.eye(len(slopes))
-    return NaturalScale((*thresholds, *slopes), linear, exponential, tuple(names[size - num_gaps :]))
+    exponential[: num_gaps + 1, gaps] = np.tri(num_gaps + 1, num_gaps, -1)
+    linear[np.arange(num_gaps + 1, size), others] = 1.0
+    kept = tuple(names[int(place)] for place in others)
+    return NaturalScale((*thresholds, *kept), linear, exponential, tuple(names[place] for place in gaps.tolist()))

@@ -42,6 +42,7 @@ from cavity.likelihoods import (
     PoissonLog,
 )
 from cavity.likelihoods.gaussian import known_noise
+from cavity.likelihoods.offset import without_offset
 from cavity.models.glm.auxiliary import Auxiliary, auxiliary_scale, threshold_scale
 from cavity.models.prediction import Prediction, predict_from_designs
 
@@ -137,10 +138,16 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         return x, y
 
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
+        shift = None
         if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
+            offset = self.encoding.offset(x)
+            shift = None if offset is None else offset / self.encoding.outcome_units[1]
             x = self.encoding.features(x)
+        elif self.encoding is not None and self.encoding.has_offset:
+            raise DataError("the formula has an offset; give new rows as a table with its columns")
         designs = self._designs(jnp.asarray(numeric_matrix(x, self.features)))
-        prediction = predict_from_designs(key, self.likelihood, posterior, designs, num_draws)
+        likelihood = without_offset(self.likelihood)
+        prediction = predict_from_designs(key, likelihood, posterior, designs, num_draws, shift)
         return prediction if self.encoding is None else prediction.in_units(*self.encoding.outcome_units)
 
     def reported(self, q: Gaussian) -> Gaussian:
@@ -175,12 +182,13 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         in_units = iter([each.in_outcome_units for each in self.auxiliary] or [True] * len(self.constant))
         of_auxiliary = {True: [-math.log(scale)], False: [0.0]}
         shift = [of_auxiliary[next(in_units)] if constant else first for constant in self.constant]
-        return matrix, np.concatenate(shift)
+        matrix = _block_diagonal([matrix, np.eye(len(self.unseen))])
+        return matrix, np.concatenate([*shift, np.zeros(len(self.unseen))])
 
     @property
     def natural_scale(self) -> NaturalScale | None:
         if self.thresholds:
-            return threshold_scale(self.parameter_names, self.thresholds)
+            return threshold_scale(self.parameter_names, self.thresholds, len(self.unseen))
         return auxiliary_scale(self.parameter_names, self.outputs, self.constant, self.auxiliary)
 
     @property
@@ -234,7 +242,7 @@ def x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def gaussian_prior(
-    dimension: int, scale: Scales, covariance: Form = None, mean: Sequence[float] | None = None
+    dimension: int, scale: Scales, covariance: Form = None, mean: Sequence[float] | np.ndarray | None = None
 ) -> Gaussian:
     """N(mean, scale^2) for each coefficient.
 

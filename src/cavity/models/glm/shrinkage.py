@@ -24,16 +24,7 @@ CAUCHY_SPREAD = np.pi / 2  # the standard deviation of the log of a half-Cauchy 
 
 
 class CoefficientPrior(eqx.Module):
-    """p(beta, psi): a density of coefficients and of scales of its own, not Gaussian.
-
-    Attributes:
-        scale: positive; its meaning depends on the prior.
-    """
-
-    scale: eqx.AbstractVar[Float[Array, ""]]
-
-    def __check_init__(self) -> None:
-        require(self.scale, lambda scale: scale > 0, "the scale of a prior must be positive")
+    """p(beta, psi): a density of coefficients and of scales of its own, not Gaussian."""
 
     @abc.abstractmethod
     def own_names(self, coefficients: Sequence[str]) -> tuple[str, ...]:
@@ -52,7 +43,20 @@ class CoefficientPrior(eqx.Module):
         """Mean and standard deviation of a Gaussian of similar width, where a fit starts."""
 
 
-class Laplace(CoefficientPrior):
+class ScaledPrior(CoefficientPrior):
+    """A prior with one scale for all coefficients.
+
+    Attributes:
+        scale: positive; its meaning depends on the prior.
+    """
+
+    scale: eqx.AbstractVar[Float[Array, ""]]
+
+    def __check_init__(self) -> None:
+        require(self.scale, lambda scale: scale > 0, "the scale of a prior must be positive")
+
+
+class Laplace(ScaledPrior):
     """p(beta) = exp(-|beta| / scale) / (2 scale), independently: the prior of the lasso, whose mode is at zero."""
 
     scale: Float[Array, ""] = eqx.field(converter=as_number)
@@ -74,7 +78,7 @@ class Laplace(CoefficientPrior):
         return jnp.zeros(num_coefficients), jnp.full(num_coefficients, jnp.sqrt(2.0)) * self.scale
 
 
-class CommonScale(CoefficientPrior):
+class CommonScale(ScaledPrior):
     """beta_i ~ N(0, sd^2) with one unknown sd ~ HalfNormal(scale): the data determine the size of coefficients."""
 
     scale: Float[Array, ""] = eqx.field(converter=as_number)
@@ -100,7 +104,7 @@ class CommonScale(CoefficientPrior):
         return mean, jnp.append(jnp.full(num_coefficients, 1.0) * self.scale, 1.0)
 
 
-class Horseshoe(CoefficientPrior):
+class Horseshoe(ScaledPrior):
     """beta_i ~ N(0, (local_i tau)^2), local_i ~ C+(0, 1), tau ~ C+(0, scale)  (Carvalho, Polson and Scott, 2010).
 
     Small coefficients are shrunk towards zero, large ones hardly at all.

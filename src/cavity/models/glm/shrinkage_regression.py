@@ -7,13 +7,18 @@ The base is Gaussian and cancels; the correction is one more entry of the ledger
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from cavity.core import CorrectedPrior, Data, PredictiveModel
+from cavity.core import CorrectedPrior, Data, PredictiveModel, ReportedModel
+from cavity.core.fields import Number
+from cavity.core.natural_scale import NaturalScale
 from cavity.distributions.diagonal import DiagonalGaussian
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
@@ -24,8 +29,8 @@ from cavity.models.latent_prior import SERVER
 from cavity.models.prediction import Prediction
 
 
-class ShrinkageRegression(CorrectedPrior, PredictiveModel):
-    """A regression with such a prior on its slopes; intercepts and log noise keep the Gaussian one.
+class ShrinkageRegression(CorrectedPrior, PredictiveModel, ReportedModel):
+    """A regression with such a prior on its slopes, or some of them; all else keeps the Gaussian one.
 
     Attributes:
         prior: the base.
@@ -75,23 +80,46 @@ class ShrinkageRegression(CorrectedPrior, PredictiveModel):
         return self.shrinkage.expected_log_prob(own, spread) - log_base
 
     def server_entries(self) -> dict[str, Data]:
-        batch = (np.zeros((1, len(self.rows.features))), np.zeros(1), np.ones(1, bool))
+        size = self.rows.likelihood.num_outcomes
+        outcome = np.ones(1) if size == 1 else np.ones((1, size))  # valid in all families, so that no slope is NaN
+        batch = (np.zeros((1, len(self.rows.features))), outcome, np.ones(1, bool))
         return {SERVER: Data(batch, np.ones(1), np.asarray(1))}
 
     def prepare(self, batch: PyTree) -> PyTree:
         x, y = self.rows.prepare(batch[:2] if isinstance(batch, tuple) and len(batch) == 3 else batch)
         return x, y, np.zeros(len(y), bool)
 
+    def reported(self, q: Gaussian) -> Gaussian:
+        return self.rows.reported(q)
+
+    def reported_moments(self, q: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+        return self.rows.reported_moments(q)
+
+    @property
+    def natural_scale(self) -> NaturalScale | None:
+        return self.rows.natural_scale
+
+    @property
+    def log_outcome_scale(self) -> Number:
+        return self.rows.log_outcome_scale
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return self.rows.remarks
+
     def predict(self, posterior: Gaussian, x: PyTree, *, key: PRNGKeyArray, num_draws: int | None = None) -> Prediction:
         return self.rows.predict(posterior, x, key=key, num_draws=num_draws)
 
 
-def with_shrinkage_prior(model: PyTree, shrinkage: PyTree) -> ShrinkageRegression:
-    """The regression with another prior on its slopes: `Laplace`, `CommonScale` or `Horseshoe`.
+def with_shrinkage_prior(
+    model: PyTree, shrinkage: PyTree, coefficients: Sequence[str] | None = None
+) -> ShrinkageRegression:
+    """The regression with another prior on its slopes: `Laplace`, `StudentTPrior`, `CommonScale` or `Horseshoe`.
 
     Args:
         model: any regression with a full or mean-field Gaussian prior. Intercepts and log noise keep this prior.
         shrinkage: the prior of the slopes. Its own scales are parameters too, and come last in the summary.
+        coefficients: the slopes that have it, by name; None is all of them.
 
     Example:
         >>> import cavity
@@ -115,6 +143,11 @@ def with_shrinkage_prior(model: PyTree, shrinkage: PyTree) -> ShrinkageRegressio
         for place, name in enumerate(model.parameter_names)
         if name not in kept and name.rsplit(": ", 1)[-1] != "intercept"
     ]
+    if coefficients is not None:
+        known = {model.parameter_names[place]: place for place in slopes}
+        if unknown := [name for name in coefficients if name not in known]:
+            raise CavityError(f"no slope {unknown[0]!r}; the slopes are {', '.join(known)}")
+        slopes = [known[name] for name in coefficients]
     names = [model.parameter_names[place] for place in slopes]
     if not names:
         raise CavityError("the regression has no slopes to shrink")
@@ -125,13 +158,5 @@ def with_shrinkage_prior(model: PyTree, shrinkage: PyTree) -> ShrinkageRegressio
     base_variance = np.append(1 / np.diagonal(precision), np.ones(len(own)))
     base_mean[list(places)], base_variance[list(places)] = mean, sd**2
     prior = family.independent(jnp.asarray(base_mean), jnp.asarray(base_variance))
-    rows = Regression(
-        prior=prior,
-        likelihood=model.likelihood,
-        features=model.features,
-        intercept=model.intercept,
-        outputs=model.outputs,
-        constant=model.constant,
-        unseen=own,
-    )
+    rows = replace(model, prior=prior, unseen=own)
     return ShrinkageRegression(prior=prior, rows=rows, shrinkage=shrinkage, places=places)

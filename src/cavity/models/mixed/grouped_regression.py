@@ -344,7 +344,10 @@ class GroupedRegression(LatentModel):
             drawn = jnp.where((known >= 0)[:, None], z_local[known], drawn)
         batch = {"x": rows.x, "z": rows.z, "unit": np.array([groups[name] for name in names], np.int32)}
         centre, scale = self._outcome_units
-        return centre + scale * self.likelihood.mean(self.predictors(z_global, drawn, batch))
+        f = self.predictors(z_global, drawn, batch)
+        if rows.offset is not None:
+            f = f.at[:, 0].add(jnp.asarray(rows.offset / scale, f.dtype))
+        return centre + scale * self.likelihood.mean(f)
 
     def prepare(self, value: PyTree) -> Data:
         rows = self._rows(value)

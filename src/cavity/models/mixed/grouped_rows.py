@@ -23,12 +23,14 @@ class GroupedRows:
         y: outcomes [n]; None for new rows.
         z: the columns of all group terms [n, l].
         labels: the group of each row; None where the group is the client.
+        offset: of new rows, in the units of the outcome; None if there is none.
     """
 
     x: np.ndarray
     y: np.ndarray | None
     z: np.ndarray
     labels: tuple[Hashable, ...] | None
+    offset: np.ndarray | None = None
 
 
 class GroupEncoding(Encoding):

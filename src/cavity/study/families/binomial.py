@@ -31,9 +31,7 @@ class Binomial(RegressionFamily):
     title: ClassVar[str] = "binomial regression"
     ratio: ClassVar[str | None] = "odds ratio"
     outcome_function: ClassVar[str | None] = "trials"
-    left_hint: ClassVar[str] = (
-        ": write `deaths | trials(patients) ~ ...`; for outcomes 0 and 1 use the family bernoulli"
-    )
+    left_hint: ClassVar[str] = ": write `deaths | trials(patients) ~ ...`; for outcomes 0 and 1 use bernoulli"
 
     def __post_init__(self) -> None:
         links.check_link(self.link)
@@ -57,9 +55,7 @@ class Binomial(RegressionFamily):
             match column:
                 case Integer(range=(low, _)) if low >= 0:
                     continue
-            return (
-                f"successes and trials are integers with a range from 0, such as [0, inf]; see column '{column.name}'"
-            )
+            return f"successes and trials are integers with a range from 0, such as [0, inf]; see '{column.name}'"
         return None
 
     def outcome_column(self, raw: RawColumn, position: int) -> Column:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from cavity.core import Likelihood
@@ -68,9 +69,7 @@ class Ordinal(RegressionFamily):
         return "the outcome of ordinal regression is a category, with its levels in order from low to high"
 
     def formula_problem(self, formula: Formula) -> str | None:
-        return (
-            None if formula.intercept else "an ordinal outcome has thresholds for an intercept; remove `0 +` or `- 1`"
-        )
+        return None if formula.intercept else "an ordinal outcome has thresholds for intercepts; remove `0 +` or `- 1`"
 
     def outcome_column(self, raw: RawColumn, position: int) -> Column:
         if raw.levels is not None:
@@ -102,7 +101,7 @@ class Ordinal(RegressionFamily):
 
     def thresholds(self, outcome: tuple[Column, ...]) -> tuple[str, ...]:
         levels = outcome[0].level_names
-        return tuple(f"threshold[{low}|{high}]" for low, high in zip(levels, levels[1:], strict=False))
+        return tuple(f"threshold[{low}|{high}]" for low, high in pairwise(levels))
 
     def likelihood(self, encoding: FormulaEncoding) -> Likelihood:
         size = len(encoding.outcome[0].level_names)

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cavity.core import Likelihood
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
+from cavity.likelihoods import WithOffset
 from cavity.models.glm.auxiliary import Auxiliary
+from cavity.models.glm.coefficient_priors import InUnits, PriorBlocks, StudentTPrior
 from cavity.models.glm.regression import Regression, gaussian_prior
+from cavity.models.glm.shrinkage import CoefficientPrior, Horseshoe, Laplace
+from cavity.models.glm.shrinkage_regression import ShrinkageRegression, with_shrinkage_prior
 from cavity.models.mixed.grouped_regression import ONE, GroupedRegression, GroupEffects
 from cavity.study.columns import Column
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.families.family import Family
 from cavity.study.nesting import several_groups_problem
-from cavity.study.priors import GroupPriorChoice, PriorChoice
+from cavity.study.priors import (
+    LAPLACE,
+    NORMAL,
+    PRIOR_DF,
+    STUDENT_T,
+    GroupPriorChoice,
+    PriorChoice,
+    SlopePrior,
+    default_scale,
+)
 
 
 @dataclass(frozen=True)
@@ -58,18 +72,24 @@ class RegressionFamily(Family):
         """Names of the thresholds between ordered levels, of which the first is minus the intercept; mostly none."""
         return ()
 
+    def _with_offset(self, encoding: FormulaEncoding) -> Likelihood:
+        found = self.likelihood(encoding)
+        return WithOffset(found) if encoding.adds_offset else found
+
     def num_blocks(self, outcome: tuple[Column, ...]) -> int:
         return sum(predictor.prior_key is None for predictor in self.predictors(outcome))
 
-    def model(self, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None) -> Regression:
+    def model(
+        self, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None
+    ) -> Regression | ShrinkageRegression:
         design, predictors = encoding.design, self.predictors(encoding.outcome)
         extra = dict(self.extra_scales(outcome_is_scaled=encoding.scaling.outcome is not None)) | dict(prior.extra)
         block = coefficient_scales(self, encoding, prior)
         scales = np.concatenate([block if p.prior_key is None else [extra[p.prior_key]] for p in predictors])
         mean = np.concatenate([np.full(1 if p.prior_key else len(block), p.prior_mean) for p in predictors])
-        return Regression(
+        found = Regression(
             gaussian_prior(len(scales), scales, covariance, mean),
-            self.likelihood(encoding),
+            self._with_offset(encoding),
             design.names,
             design.intercept,
             tuple(predictor.name for predictor in predictors),
@@ -83,11 +103,14 @@ class RegressionFamily(Family):
             ),
             thresholds=self.thresholds(encoding.outcome),
         )
+        return found if prior.is_normal else with_slope_priors(found, design.names, block, prior)
 
     def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> GroupedRegression:
         first, *others = self.predictors(encoding.outcome)
         if first.name or first.prior_key is not None or any(other.prior_key is None for other in others):
             raise StudyError(f"the family {self.name!r} has several linear predictors; it cannot have group terms yet")
+        if not prior.is_normal:
+            raise StudyError("a formula with group terms has normal priors of its coefficients")
         if self.thresholds(encoding.outcome):
             raise StudyError(f"the family {self.name!r} cannot have group terms yet")
         if (problem := several_groups_problem(encoding.parsed)) is not None:
@@ -97,7 +120,7 @@ class RegressionFamily(Family):
         own = any(effects.term.stratified and effects.term.intercept for effects in encoding.group_design.effects)
         fixed_scale = coefficient_scales(self, encoding, prior)
         return GroupedRegression(
-            likelihood=self.likelihood(encoding),
+            likelihood=self._with_offset(encoding),
             features=design.names,
             effects=tuple(
                 GroupEffects(effects.names, effects.term.group, effects.term.correlated, effects.term.stratified)
@@ -115,6 +138,41 @@ class RegressionFamily(Family):
             effect_units=encoding.effect_units,
             encoding=encoding,
         )
+
+
+def with_slope_priors(
+    model: Regression, names: Sequence[str], scales: Sequence[float], prior: PriorChoice
+) -> ShrinkageRegression:
+    """The regression with the study's priors of its slopes.
+
+    Args:
+        model: with normal priors.
+        names: of the slopes of one linear predictor.
+        scales: of their priors, that of the intercept first if there is one.
+        prior: the study's choice, not all of it normal.
+    """
+    scale_of = dict(zip(names, scales[len(scales) - len(names) :], strict=True))
+    blocks: dict[SlopePrior, list[str]] = {}
+    slopes = [name for name in model.parameter_names if name.rsplit(": ", 1)[-1] in scale_of or name in scale_of]
+    short = {name: name if name in scale_of else name.rsplit(": ", 1)[-1] for name in slopes}
+    for name in slopes:
+        own = prior.of(short[name])
+        if own.family != NORMAL:
+            blocks.setdefault(replace(own, scale=None), []).append(name)
+    chosen = [name for members in blocks.values() for name in members]
+    priors = tuple(
+        InUnits(_standard_prior(kind), [scale_of[short[name]] for name in members]) for kind, members in blocks.items()
+    )
+    places = {name: place for place, name in enumerate(chosen)}
+    members = tuple(tuple(places[name] for name in own) for own in blocks.values())
+    return with_shrinkage_prior(model, PriorBlocks(priors, members), chosen)
+
+
+def _standard_prior(kind: SlopePrior) -> CoefficientPrior:
+    """The prior of a slope over its scale."""
+    if kind.family == STUDENT_T:
+        return StudentTPrior(1.0, PRIOR_DF if kind.df is None else kind.df)
+    return Laplace(1.0) if kind.family == LAPLACE else Horseshoe(1.0)
 
 
 def effect_scales(family: Family, encoding: FormulaEncoding, prior: PriorChoice) -> list[float]:
@@ -168,13 +226,14 @@ def coefficient_scales(family: Family, encoding: FormulaEncoding, prior: PriorCh
         One standard deviation per coefficient, that of the intercept first.
     """
     design = encoding.design
-    scales = dict(prior.scales)
-    if unknown := sorted(scales.keys() - set(design.names)):
+    given = {*dict(prior.scales), *dict(prior.priors)}
+    if unknown := sorted(given - set(design.names)):
         raise StudyError(f"prior for an unknown coefficient {unknown[0]!r}; choose one of: {', '.join(design.names)}")
     units = {column.name: column.scale for column in encoding.scaling.design}
     slopes = []
     for name in design.names:
-        unit = units.get(name, 1.0)
-        common = prior.scale if family.scales_outcome else prior.scale * unit
-        slopes.append(scales[name] * unit if name in scales else common)
+        unit, own = units.get(name, 1.0), prior.of(name)
+        scale = prior.scale if own.family == prior.family else default_scale(own.family, family.slope_scale)
+        common = scale if family.scales_outcome else scale * unit
+        slopes.append(common if own.scale is None else own.scale * unit)
     return [prior.intercept_scale, *slopes] if design.intercept else slopes

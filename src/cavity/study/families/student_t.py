@@ -32,7 +32,7 @@ class StudentT(RegressionFamily):
         df: the degrees of freedom, or "learned" to estimate them.
     """
 
-    df: float | str = DEFAULT_DF
+    df: float | int | str = DEFAULT_DF
 
     name: ClassVar[str] = "student-t"
     aliases: ClassVar[tuple[str, ...]] = ("student_t",)

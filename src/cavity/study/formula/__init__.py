@@ -6,10 +6,10 @@ Python. A function that looks at all rows (`scale`, `poly`, ...) would differ be
 Every refusal is a StudyError that shows the position.
 
 To add a function of one row, add a line to `expressions.ROW_FUNCTIONS`. The grammar already reads any call with
-keywords and lists (`bs(age, knots = [40, 60])`, `offset(...)`), so another kind of call is a case in `terms.Expansion`.
+keywords and lists (`bs(age, knots = [40, 60])`), so another kind of call is a case in `terms.Expansion`.
 A function of columns on the left (`Surv(time, status)`) belongs to a family, which registers it in `OUTCOME_FUNCTIONS`;
 `deaths | trials(patients)` is another way to write `trials(deaths, patients)`.
-Effects of groups, `(1 | g)`, are in `groups`.
+Effects of groups, `(1 | g)`, are in `groups`, offsets in `offsets`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from functools import lru_cache
 from cavity.errors import StudyError
 from cavity.study.formula.expressions import columns
 from cavity.study.formula.groups import CLIENT, GroupTerm, split_groups
+from cavity.study.formula.offsets import split_offsets
 from cavity.study.formula.parser import parse
 from cavity.study.formula.terms import Expansion, Factor, Term
 from cavity.study.formula.tokens import refusal
-from cavity.study.formula.tree import Argument, Call, Name, Sum
+from cavity.study.formula.tree import Argument, Call, Name, Node, Sum
 
 __all__ = ["CLIENT", "OUTCOME_FUNCTIONS", "Factor", "Formula", "GroupTerm", "Term", "parse_formula"]
 
@@ -45,6 +46,7 @@ class Formula:
         computed_places: those of them in an expression, which must be numbers, in the same way.
         transformed: those of them in a function or below a fraction line, which must not be scaled before.
         groups: the group terms, in their order.
+        offsets: the expressions of the offsets, which are added up.
     """
 
     text: str
@@ -56,6 +58,7 @@ class Formula:
     computed_places: dict[str, int]
     transformed: tuple[str, ...]
     groups: tuple[GroupTerm, ...] = ()
+    offsets: tuple[Node, ...] = ()
 
     @property
     def predictors(self) -> tuple[str, ...]:
@@ -73,9 +76,15 @@ class Formula:
         return tuple(dict.fromkeys(term.group for term in self.groups if not term.is_client))
 
     @property
+    def offset_columns(self) -> tuple[str, ...]:
+        """The columns of offsets, in their order."""
+        return tuple(dict.fromkeys(name.name for node in self.offsets for name, _ in columns(node)))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """All columns, those of the outcome first, those of groups last."""
-        return tuple(dict.fromkeys((*self.outcomes, *self.predictors, *self.group_predictors, *self.group_columns)))
+        right = (*self.predictors, *self.offset_columns, *self.group_predictors, *self.group_columns)
+        return tuple(dict.fromkeys((*self.outcomes, *right)))
 
     @property
     def computed(self) -> tuple[str, ...]:
@@ -97,6 +106,7 @@ def parse_formula(text: str) -> Formula:
     left, right = parse(text)
     expansion = Expansion(text)
     function, outcomes = _outcome(text, left, expansion)
+    right, offsets = split_offsets(text, right, outcomes)
     right, groups = split_groups(text, right, outcomes, expansion)
     terms = expansion.right(right)
     places: dict[str, int] = {}
@@ -117,7 +127,7 @@ def parse_formula(text: str) -> Formula:
     with_factors = tuple(term for term in terms if term.factors)
     intercept = len(with_factors) < len(terms)
     return Formula(
-        text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed), tuple(groups)
+        text, outcomes, function, with_factors, intercept, places, computed, tuple(transformed), tuple(groups), offsets
     )
 
 

@@ -28,9 +28,8 @@ REMEDIES = {
     "C": _CATEGORY,
     "factor": _CATEGORY,
     "Q": "write the column between backticks",
-    "offset": "offsets are not available yet",
+    "offset": "an offset can only be added to the formula, as in `y ~ x + offset(log(time))`",
     "Surv": "it is the outcome of a survival model, on the left of `~`",
-    "stratified": _LATER,
     "ns": _LATER,
 } | dict.fromkeys(("bs", "cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
 # Precedence as in Python, so that a name such as `I((a + b) * c)` has only the brackets that it needs.

@@ -70,9 +70,8 @@ class _Parser:
             case Name() as outcome, Call(function=function, arguments=arguments) if arguments:
                 first = Argument(outcome, None, at=outcome.at)
                 return Sum((("+", Call(function, (first, *arguments), at=left.at)),), at=left.at)
-        raise refusal(
-            self._text, bar, "on the left `|` is between one column and a call, as in `deaths | trials(patients)`"
-        )
+        message = "on the left `|` is between one column and a call, as in `deaths | trials(patients)`"
+        raise refusal(self._text, bar, message)
 
     def _sum(self) -> Sum:
         at, parts = self._token.at, []
