@@ -27,11 +27,8 @@ class Likelihood(eqx.Module):
         """K, the length of f."""
 
     @property
-    def num_outcomes(self) -> int | None:
-        """How many numbers the outcome of a row has; with more than one, y has a last axis of this length.
-
-        None where it depends on the data; `check` then looks at it.
-        """
+    def num_outcomes(self) -> int:
+        """How many numbers the outcome of a row has; with more than one, y has a last axis of this length."""
         return 1
 
     @property

@@ -42,7 +42,7 @@ class GroupEncoding(Encoding):
 
 
 def checked_rows(
-    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int | None, *, with_outcome: bool
+    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int, *, with_outcome: bool
 ) -> GroupedRows:
     """Rows that a user gave as arrays. Raises DataError."""
     if with_outcome and rows.y is None:
