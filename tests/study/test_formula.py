@@ -119,7 +119,7 @@ def test_functions_of_all_rows_are_refused_by_name(function):
         ("y ~ {9**9**9}", "powers in an expression"),
         ("y ~ a:offset(b)", "character 7 .*an offset can only be added"),
         ("y ~ bs(age, knots=[40, 60], range=[18, 100])", r"character 5 .*bs\(\)"),
-        ("y ~ stratified(a)", "character 5 .*not available yet"),
+        ("y ~ a:stratified(b)", "character 7 .*it can only be added to the formula"),
         ("y ~ Surv(time, status)", "character 5 .*it is the outcome of a survival model, on the left"),
         ("y ~ a\x00", "character 6 .*unexpected"),
     ],

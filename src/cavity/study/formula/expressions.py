@@ -29,6 +29,7 @@ REMEDIES = {
     "factor": _CATEGORY,
     "Q": "write the column between backticks",
     "offset": "an offset can only be added to the formula, as in `y ~ x + offset(log(time))`",
+    "stratified": "it can only be added to the formula, as in `y ~ x + stratified(age)`",
     "Surv": "it is the outcome of a survival model, on the left of `~`",
     "ns": _LATER,
 } | dict.fromkeys(("bs", "cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
