@@ -92,7 +92,6 @@ def test_a_draft_with_levels_and_clients_can_be_run(command, tmp_path):
     ("outcome", "family"),
     [
         ("age", "gaussian"),
-        ("stage", "poisson"),
         ("died", "bernoulli"),
         ("centre", "bernoulli"),
         ("three", "categorical"),
@@ -109,6 +108,73 @@ def test_the_draft_suits_its_outcome(command, tmp_path, outcome, family):
     assert (study.outcome_rule == "federated") == (family == "gaussian")
     prior = study.prior
     assert (prior.scale, prior.intercept_scale) == ((2.5, 2.5) if family == "gaussian" else (2.5, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "family"),
+    [
+        ("stage", "poisson"),
+        ("stage", "negative-binomial"),
+        ("stage", "ordinal"),
+        ("stage", "categorical"),
+        ("stage", "gaussian"),
+        ("age", "gamma"),
+        ("age", "student-t"),
+        ("pair", "bernoulli"),
+    ],
+)
+def test_the_family_of_a_draft_may_be_chosen(command, tmp_path, outcome, family):
+    write_csv(tmp_path / "mine.csv", secretive() | {"pair": [1, 2] * 20})
+    words = ["--outcome", outcome, "--with-levels", "--client", "mine", "--output", "new.toml"]
+    assert command("study", "new", "mine.csv", "--family", family, *words)[0] == 0
+    study = read_study("new.toml")  # which checks that the outcome's column suits the family
+    assert study.model.family.name == family
+    assert command("study", "check", "new.toml", "--data", "mine.csv")[0] == 0
+
+
+def test_a_draft_asks_where_it_cannot_know_the_family(command, tmp_path):
+    write_csv(tmp_path / "mine.csv", secretive() | {"site": ["Leeds"] * 40})
+    for outcome, message in [
+        ("stage", "counts, ordered levels, codes or measurements; choose with --family: poisson or negative-binomial"),
+        ("patient", "has many different texts, like an identifier; choose another outcome"),
+        ("site", "has one value only; choose another outcome"),
+    ]:
+        code, _, err = command("study", "new", "mine.csv", "--outcome", outcome, "--output", "new.toml")
+        assert code == 2
+        assert message in " ".join(err.split())
+        assert not (tmp_path / "new.toml").exists()
+    code, _, err = command("study", "new", "mine.csv", "--family", "poison", "--output", "new.toml")
+    assert code == 2
+    assert "unknown family 'poison' (did you mean 'poisson'?)" in " ".join(err.split())
+    code, out, _ = command(
+        "study", "new", "mine.csv", "--outcome", "stage", "--family", "binomial", "--output", "b.toml"
+    )
+    assert code == 0
+    assert "FILL_IN in the formula, the other column of the outcome" in out
+    assert "stage | trials(FILL_IN) ~" in (tmp_path / "b.toml").read_text()
+
+
+def test_a_draft_leaves_out_identifiers_and_constants_and_says_so(command, tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {
+        "recordNumber": rng.permutation(40) + 5000,  # a sequence
+        "patient_id": rng.integers(0, 30, 40),  # by its name, with several rows per patient
+        "subject": rng.choice(10**6, 40, replace=False),  # all different, and a name
+        "site": ["Leeds"] * 40,
+        "pressure": rng.integers(90, 180, 40),
+        "died": ["yes", "no"] * 20,
+    }
+    write_csv(tmp_path / "mine.csv", columns)
+    words = ["--outcome", "died", "--client", "mine", "--output", "new.toml"]
+    code, out, _ = command("study", "new", "mine.csv", *words)
+    assert code == 0
+    assert "Identifiers, left out of the formula: recordNumber, patient_id, subject." in " ".join(out.split())
+    assert "The same value in every row, left out of the formula: site." in " ".join(out.split())
+    assert "To be filled in" not in out
+    assert read_study("new.toml").model.formula == "died ~ pressure"
+    text = (tmp_path / "new.toml").read_text()
+    assert 'type = "integer"  # identifiers; not in the formula, and ignored' in text
+    assert "Leeds" not in text
 
 
 def test_dates_have_a_remedy_other_than_categories(command, tmp_path):

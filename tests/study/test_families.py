@@ -57,14 +57,18 @@ def test_contract(family, cells):
         (Boolean(name="y"), 2, Bernoulli),
         (Category(name="y", levels=(), reference=""), 2, Bernoulli),
         (Category(name="y", levels=(), reference=""), 3, Categorical),
-        (Text(name="y"), 40, Categorical),
-        (Integer(name="y"), 9, Poisson),
         (Number(name="y"), 40, Gaussian),
     ],
 )
 def test_a_draft_recognises_one_family(column, num_levels, family):
     built_in = [cls for cls in families() if cls.__module__.startswith("cavity.")]
     assert [cls for cls in built_in if cls.recognises(column, num_levels)] == [family]
+
+
+@pytest.mark.parametrize("column", [Text(name="y"), Integer(name="y")])
+def test_a_draft_does_not_guess_what_it_cannot_know(column):
+    built_in = [cls for cls in families() if cls.__module__.startswith("cavity.")]
+    assert not any(cls.recognises(column, 40) for cls in built_in)
 
 
 def test_default_priors_of_families():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,10 @@ def new(
         typer.Argument(metavar="CSV", help="One site's file; only its header and the types of its cells are used."),
     ],
     outcome: Annotated[str | None, typer.Option(help="The outcome column; by default the last one.")] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(help="The family of the outcome, such as poisson; by default by its type where that is safe."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="The study file to write.")] = Path("study.toml"),
     name: Annotated[str | None, typer.Option(help="The name of the study; by default that of the CSV file.")] = None,
     client: Annotated[
@@ -33,8 +38,7 @@ def new(
     Example: `cavity study new mine.csv --outcome died --client leeds --client york`
     """
     from cavity.study.columns import DATE_REMEDY
-    from cavity.study.draft import draft_study, guess_columns
-    from cavity.study.guessing import holds_dates
+    from cavity.study.draft import columns_left_out, draft_study
     from cavity.study.reader import NAME
     from cavity.study.table import read_csv
 
@@ -50,22 +54,26 @@ def new(
         name=title,
         study_id=f"{stem}-{secrets.token_hex(3)}",
         outcome=outcome,
+        family=family,
         clients=client or (),
         with_levels=with_levels,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    columns = guess_columns(table)
+    left_out = columns_left_out(table, outcome)
     open_ends = [] if client else ["`clients`"]
+    if "(FILL_IN)" in text or ", FILL_IN)" in text:
+        open_ends.append("FILL_IN in the formula, the other column of the outcome")
     if not with_levels:
-        open_ends += [f"the levels of '{name}'" for name, column in columns.items() if column.level_names]
+        drafted = tomllib.loads(text)["columns"]
+        open_ends += [f"the levels of '{name}'" for name, column in drafted.items() if "levels" in column]
     typer.echo(f"{output}: the outcome is '{outcome}'; check every line before you share the file.")
-    texts = [name for name, column in columns.items() if column.formula_problem is not None]
-    dates = [column for column in texts if holds_dates(table.columns[column])]
-    if dates:
-        typer.echo(f"Dates, left out of the formula: {', '.join(dates)}. To use one, {DATE_REMEDY}.")
-    if left_out := [column for column in texts if column not in dates]:
-        typer.echo(f"Identifiers or free text, left out of the formula: {', '.join(left_out)}.")
+    skipped: dict[str, list[str]] = {}
+    for column, reason in left_out.items():
+        skipped.setdefault(reason, []).append(column)
+    for reason, names in skipped.items():
+        remedy = f" To use one, {DATE_REMEDY}." if reason == "dates" else ""
+        typer.echo(f"{reason.capitalize()}, left out of the formula: {', '.join(names)}.{remedy}")
     if open_ends:
         typer.echo(f"To be filled in: {', '.join(open_ends)}.")
     typer.echo(f"Then: cavity study check {output} --data {data}")

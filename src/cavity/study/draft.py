@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from cavity.errors import DataError
 from cavity.study.columns import DATE_REMEDY, Category, Column, Integer, Text
-from cavity.study.families import Family, families
-from cavity.study.guessing import guess_from_text, holds_dates, seen_levels
+from cavity.study.families import Family, families, family_class
+from cavity.study.guessing import guess_from_text, holds_dates, left_out, seen_levels
 from cavity.study.line_numbers import spelled
 from cavity.study.table import Table
 
@@ -30,12 +30,14 @@ scaling = "federated"  # before the first round clients send n, sum and sum of s
 
 [model]
 family = {family}  # {families}
-formula = {formula}  # R-style; `a * b` for interactions, `0 +` for no intercept
+formula = {formula}  # R-style; `a * b` for interactions, `0 +` for no intercept, `offset(log(time))`
+# weights = "copies"  # the column with the weight of each row
 """
 TAIL = """
 [prior]  # normal, on the coefficients of scaled columns{outcome}; fixed when the study starts
 scale = {scale}  # the standard deviation for every slope{units}
 intercept_scale = {intercept}  # of the value at the means of all columns
+# family = "student-t"  # of the priors of slopes; or "laplace", "horseshoe". A table [priors.age] is for one of them
 
 [algorithm]
 method = "pvi"  # or fedgvi, with a robust loss
@@ -52,7 +54,14 @@ UNITS = ": 2.5 sd(outcome) / sd(column)"
 
 
 def draft_study(
-    table: Table, *, name: str, study_id: str, outcome: str, clients: Sequence[str] = (), with_levels: bool = False
+    table: Table,
+    *,
+    name: str,
+    study_id: str,
+    outcome: str,
+    family: str | None = None,
+    clients: Sequence[str] = (),
+    with_levels: bool = False,
 ) -> str:
     """The text of a `study.toml`.
 
@@ -60,7 +69,8 @@ def draft_study(
         table: one site's rows; only its header and the types of its cells are used.
         name: of the study, for people.
         study_id: for programs.
-        outcome: the column to be explained. All others explain it, except identifiers and dates.
+        outcome: the column to be explained. All others explain it, except identifiers, dates and constants.
+        family: of the outcome; None chooses by its type where that is safe.
         clients: if they are known.
         with_levels: write the levels that this table has; they are values of its data.
 
@@ -68,37 +78,39 @@ def draft_study(
         The text, with comments.
 
     Raises:
-        DataError: the outcome is not a column, or holds dates.
+        DataError: the outcome is not a column, holds dates, or does not show its family.
     """
     if outcome not in table.columns:
         raise DataError(f"column {outcome!r} not found; the header has {', '.join(table.columns)}")
     columns = guess_columns(table)
     if holds_dates(table.columns[outcome]):
         raise DataError(f"the outcome {outcome!r} holds dates: {DATE_REMEDY}")
-    family = _family(columns[outcome], len(seen_levels(table.columns[outcome])))
-    predictors = [name for name, column in columns.items() if name != outcome and column.formula_problem is None]
-    formula = f"{_quoted(outcome)} ~ {' + '.join(map(_quoted, predictors)) or '1'}"
+    num_levels = len(seen_levels(table.columns[outcome]))
+    chosen = _family(columns[outcome], num_levels) if family is None else family_class(family)
+    columns[outcome] = chosen.draft_column(columns[outcome])
+    skipped = columns_left_out(table, outcome)
+    predictors = [name for name in columns if name != outcome and name not in skipped]
+    formula = f"{chosen.draft_left(_quoted(outcome))} ~ {' + '.join(map(_quoted, predictors)) or '1'}"
     blocks = [
         HEAD.format(
             name=_text(name),
             id=_text(study_id),
             clients=_texts(clients),
             fill_in="" if clients else "FILL IN: ",
-            family=_text(family.name),
+            family=_text(chosen.name),
             families=", ".join(other.name for other in families()),
             formula=_text(formula),
         )
-        + family.draft_model
+        + chosen.draft_model
     ]
     for column_name, column in columns.items():
         levels = seen_levels(table.columns[column_name]) if with_levels else ()
-        dates = holds_dates(table.columns[column_name])
-        outcome_range = family.draft_range if column_name == outcome else None
-        blocks.append(_block(column, levels, outcome_range, dates=dates))
-    scaled = family.scales_outcome
+        outcome_range = chosen.draft_range if column_name == outcome else None
+        blocks.append(_block(column, levels, outcome_range, skipped.get(column_name)))
+    scaled = chosen.scales_outcome
     return "\n".join(blocks) + TAIL.format(
-        scale=family.slope_scale,
-        intercept=family.intercept_scale,
+        scale=chosen.slope_scale,
+        intercept=chosen.intercept_scale,
         outcome=OUTCOME if scaled else "",
         units=UNITS if scaled else "",
     )
@@ -109,21 +121,49 @@ def guess_columns(table: Table) -> dict[str, Column]:
     return {name: guess_from_text(name, cells, most_levels=MOST_LEVELS) for name, cells in table.columns.items()}
 
 
+def columns_left_out(table: Table, outcome: str) -> dict[str, str]:
+    """The columns that are not in the formula of a draft, each with the reason.
+
+    Args:
+        table: one site's rows.
+        outcome: which is in the formula.
+    """
+    found = {}
+    for name, column in guess_columns(table).items():
+        reason = None if name == outcome else left_out(name, column, table.columns[name])
+        if reason is not None:
+            found[name] = reason
+    return found
+
+
 def _family(outcome: Column, num_levels: int) -> type[Family]:
     for family in families():
         if family.recognises(outcome, num_levels):
             return family
-    raise DataError(f"no family takes an outcome like column {outcome.name!r}; choose another outcome")
+    what, remedy = "does not show its family", "choose one with --family"
+    match outcome:
+        case Text():
+            what, remedy = "has many different texts, like an identifier", "choose another outcome"
+        case Category():
+            what, remedy = "has one value only", "choose another outcome"
+        case Integer():
+            what = "holds whole numbers, which may be counts, ordered levels, codes or measurements"
+            remedy = (
+                "choose with --family: poisson or negative-binomial for counts, ordinal for few ordered levels, "
+                "bernoulli or categorical for codes, gaussian for measurements"
+            )
+    raise DataError(f"column {outcome.name!r} {what}; {remedy}")
 
 
-def _block(column: Column, levels: Sequence[str], outcome_range: str | None, *, dates: bool) -> str:
-    lines = [f"[columns.{spelled([column.name])}]", f"type = {_text(column.type_name)}"]
+def _block(column: Column, levels: Sequence[str], outcome_range: str | None, skipped: str | None) -> str:
+    kind = "text" if skipped is not None and column.level_names else column.type_name  # nobody has to list its levels
+    lines = [f"[columns.{spelled([column.name])}]", f"type = {_text(kind)}"]
+    if skipped is not None:
+        what = f"dates: to use them, {DATE_REMEDY}" if skipped == "dates" else skipped
+        lines[1] += f"  # {what}; not in the formula, and ignored"
+        return "\n".join(lines) + "\n"
     choices = '"drop" drops the row'
     match column:
-        case Text():
-            what = f"dates: to use them, {DATE_REMEDY}" if dates else "an identifier or free text"
-            lines[1] += f"  # {what}; not in the formula, and ignored"
-            return "\n".join(lines) + "\n"
         case Category():
             fill_in = "" if levels else "FILL IN: "
             lines.append(f"levels = {_texts(levels)}  # {fill_in}all that any client may have, the reference first")

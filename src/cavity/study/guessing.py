@@ -5,6 +5,7 @@ At a site of a study nothing is guessed; the study file declares every column.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,9 @@ from cavity.study.columns import (
 )
 
 FEW_LEVELS = 20  # so many are plausible in any number of rows
+FEW_ROWS = 10  # in fewer, nothing can be concluded from repeated or different values
+ID_WORDS = frozenset({"id", "ids", "identifier", "uid", "uuid", "pid", "mrn"})  # in the name of a column
+KEY_WORDS = frozenset({"case", "index", "key", "no", "nr", "number", "patient", "record", "row", "subject"})
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,33 @@ def guess_from_text(name: str, cells: Sequence[object], *, most_levels: int) -> 
     if len(present) > most_levels or holds_dates(cells):
         return Text(name=name)
     return Category(name=name, levels=(), reference="")
+
+
+def left_out(name: str, column: Column, cells: Sequence[object]) -> str | None:
+    """Why a column of a CSV file does not belong into a formula, or None.
+
+    Args:
+        name: of the column.
+        column: its type, as `guess_from_text` has it.
+        cells: its texts.
+    """
+    if holds_dates(cells):
+        return "dates"
+    if column.formula_problem is not None:
+        return "identifiers or free text"
+    present = [as_text(cell) for cell in _present(cells)]
+    different = set(present)
+    if len(different) == 1 and len(present) >= FEW_ROWS:
+        return "the same value in every row"
+    if column.type_name != "integer" or len(present) < FEW_ROWS:
+        return None
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+    is_key = len(different) == len(present)
+    numbers = sorted(float(cell) for cell in different)
+    is_sequence = is_key and numbers[-1] - numbers[0] == len(numbers) - 1
+    if is_sequence or words & ID_WORDS or (is_key and words & KEY_WORDS):
+        return "identifiers"
+    return None
 
 
 def holds_dates(cells: Sequence[object]) -> bool:

@@ -42,7 +42,11 @@ class Bernoulli(RegressionFamily):
 
     @classmethod
     def recognises(cls, column: Column, num_levels: int) -> bool:
-        return column.type_name == "boolean" or (column.type_name in ("category", "text") and num_levels <= 2)
+        return column.type_name == "boolean" or (column.type_name == "category" and num_levels == 2)
+
+    @classmethod
+    def draft_column(cls, column: Column) -> Column:
+        return Category(name=column.name, levels=(), reference="") if column.is_numeric else column
 
     @property
     def description(self) -> str:

@@ -30,6 +30,7 @@ class Binomial(RegressionFamily):
     name: ClassVar[str] = "binomial"
     title: ClassVar[str] = "binomial regression"
     ratio: ClassVar[str | None] = "odds ratio"
+    draft_range: ClassVar[str | None] = "range = [0, inf]  # successes"
     outcome_function: ClassVar[str | None] = "trials"
     left_hint: ClassVar[str] = ": write `deaths | trials(patients) ~ ...`; for outcomes 0 and 1 use bernoulli"
 
@@ -39,6 +40,10 @@ class Binomial(RegressionFamily):
     @classmethod
     def read(cls, section: Section) -> Binomial:
         return cls(links.read_link(section))
+
+    @classmethod
+    def draft_left(cls, outcome: str) -> str:
+        return f"{outcome} | trials(FILL_IN)"
 
     @property
     def description(self) -> str:

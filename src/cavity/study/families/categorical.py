@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cavity.core import Likelihood
 from cavity.likelihoods import CategoricalLogit
-from cavity.study.columns import Column
+from cavity.study.columns import Category, Column
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.families.family import Curvature
 from cavity.study.families.regression_family import Predictor, RegressionFamily
@@ -22,10 +22,15 @@ class Categorical(RegressionFamily):
     aliases: ClassVar[tuple[str, ...]] = ("softmax",)
     title: ClassVar[str] = "softmax regression"
     ratio: ClassVar[str | None] = "odds ratio"
+    draft_model: ClassVar[str] = '# if the levels are ordered: family = "ordinal", with levels from low to high\n'
 
     @classmethod
     def recognises(cls, column: Column, num_levels: int) -> bool:
-        return column.type_name in ("category", "text") and num_levels > 2
+        return column.type_name == "category" and num_levels > 2
+
+    @classmethod
+    def draft_column(cls, column: Column) -> Column:
+        return Category(name=column.name, levels=(), reference="") if column.is_numeric else column
 
     def outcome_problem(self, outcome: tuple[Column, ...]) -> str | None:
         return None if outcome[0].level_names else "the outcome of softmax regression is a category"

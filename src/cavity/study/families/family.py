@@ -135,6 +135,16 @@ class Family(abc.ABC):
         """
         return False
 
+    @classmethod
+    def draft_left(cls, outcome: str) -> str:
+        """The left side of the formula in a draft of a study, for this column of the outcome."""
+        return outcome if cls.outcome_function is None else f"{cls.outcome_function}({outcome}, FILL_IN)"
+
+    @classmethod
+    def draft_column(cls, column: Column) -> Column:
+        """The type of the outcome in a draft of a study, whose cells suggest this type."""
+        return column
+
     @property
     def description(self) -> str:
         """The model with these settings, in a few words."""

@@ -39,7 +39,10 @@ class Gaussian(RegressionFamily):
     scales_outcome: ClassVar[bool] = True
     intercept_scale: ClassVar[float] = SCALED_INTERCEPT_SCALE
     same_sums_everywhere: ClassVar[bool] = True
-    draft_model: ClassVar[str] = "# noise_sd = 1.0  # if it is known; without it the noise is estimated\n"
+    draft_model: ClassVar[str] = (
+        "# noise_sd = 1.0  # if it is known; without it the noise is estimated\n"
+        '# for positive amounts such as costs: family = "gamma"; with outliers: family = "student-t"\n'
+    )
 
     def __post_init__(self) -> None:
         if self.noise_sd is not None and not self.noise_sd > 0:

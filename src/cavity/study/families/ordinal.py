@@ -50,6 +50,10 @@ class Ordinal(RegressionFamily):
     def read(cls, section: Section) -> Ordinal:
         return cls(links.read_link(section, LINKS))
 
+    @classmethod
+    def draft_column(cls, column: Column) -> Column:
+        return Category(name=column.name, levels=(), reference="") if column.is_numeric else column
+
     @property
     def description(self) -> str:
         return f"cumulative {self.link} regression"

@@ -22,11 +22,8 @@ class Poisson(RegressionFamily):
     name: ClassVar[str] = "poisson"
     title: ClassVar[str] = "Poisson regression"
     ratio: ClassVar[str | None] = "rate ratio"
+    draft_model: ClassVar[str] = '# if counts vary more than their mean: family = "negative-binomial"\n'
     draft_range: ClassVar[str | None] = "range = [0, inf]  # counts"
-
-    @classmethod
-    def recognises(cls, column: Column, num_levels: int) -> bool:
-        return column.type_name == "integer"
 
     def outcome_problem(self, outcome: tuple[Column, ...]) -> str | None:
         match outcome[0]:
