@@ -26,6 +26,11 @@ class Likelihood(eqx.Module):
     def num_predictors(self) -> int:
         """K, the length of f."""
 
+    @property
+    def num_outcomes(self) -> int:
+        """How many numbers the outcome of a row has; with more than one, y has a last axis of this length."""
+        return 1
+
     @abc.abstractmethod
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         """Log p(y | f), in nats.
@@ -51,6 +56,11 @@ class Likelihood(eqx.Module):
     @property
     def power_integral(self) -> PowerIntegral | None:
         """The likelihood where the integral of its powers is known; None where it is not."""
+        return None
+
+    @property
+    def closed_expectation(self) -> ExpectedLogProb | None:
+        """The likelihood where the expectation of its logarithm has a closed form; None where it has none."""
         return None
 
     @property
@@ -108,7 +118,21 @@ class PowerIntegral(Likelihood):
         return self
 
 
-class ExpectedPower(Likelihood):
+class ExpectedLogProb(Likelihood):
+    """Capability: the expected log likelihood under a Gaussian predictor has a closed form."""
+
+    @abc.abstractmethod
+    def expected_log_prob(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
+    ) -> Float[Array, " n"]:
+        """E[log p(y | f)] for f ~ N(mean, covariance)."""
+
+    @property
+    def closed_expectation(self) -> ExpectedLogProb:
+        return self
+
+
+class ExpectedPower(ExpectedLogProb):
     """Capability: the expectation of a power of the likelihood under a Gaussian predictor has a closed form.
 
     The power integral of such a likelihood does not depend on f.
@@ -119,12 +143,6 @@ class ExpectedPower(Likelihood):
         self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes, power: Number
     ) -> Float[Array, " n"]:
         """Log E[p(y | f)^power] for f ~ N(mean, covariance), for a positive power."""
-
-    @abc.abstractmethod
-    def expected_log_prob(
-        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
-    ) -> Float[Array, " n"]:
-        """E[log p(y | f)] for f ~ N(mean, covariance)."""
 
     @property
     def expected_power(self) -> ExpectedPower:

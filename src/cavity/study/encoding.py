@@ -122,9 +122,11 @@ class FormulaEncoding(GroupEncoding):
         refuse(rows.findings)
         x, findings = self.matrix(rows, counted_as)
         refuse(findings)
+        return x, self._outcomes(rows)
+
+    def _outcomes(self, rows: Rows) -> np.ndarray:
         outcomes = [np.asarray(rows.values[column.name], float) for column in self.outcome]
-        y = outcomes[0] if len(outcomes) == 1 else np.stack(outcomes, axis=1)
-        return x, self.scaling.apply_to_outcome(y)
+        return self.scaling.apply_to_outcome(outcomes[0] if len(outcomes) == 1 else np.stack(outcomes, axis=1))
 
     def matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """X of rows that were read without errors, and findings where it is not finite."""
@@ -162,11 +164,7 @@ class FormulaEncoding(GroupEncoding):
         (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
         refuse((*in_x, *in_z))
         labels = self.group_design.labels(rows.values)
-        y = (
-            self.scaling.apply_to_outcome(np.asarray(rows.values[self.outcome[0].name], float))
-            if with_outcome
-            else None
-        )
+        y = self._outcomes(rows) if with_outcome else None
         return GroupedRows(x, y, z / np.asarray(self.effect_units), next(map(tuple, labels.values()), None))
 
     def grouped_rows(self, table: object, *, with_outcome: bool = True) -> GroupedRows:

@@ -45,6 +45,8 @@ def regression(
     column_scaling: Mapping[str, tuple[Real, Real] | str] | None = None,
     noise_sd: Real | None = None,
     ties: str | None = None,
+    cuts: Sequence[Real] | None = None,
+    baseline: str | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
@@ -82,13 +84,16 @@ def regression(
             with (value - centre) / scale, and the prior is on that scale; "none" uses the column as it is.
         noise_sd: the standard deviation of the noise of a gaussian outcome, if it is known.
         ties: of a Cox model, the approximation for several events at one time: "efron" (the default) or "breslow".
+        cuts: of a piecewise exponential model, the times between which the hazard is constant.
+        baseline: of the same, whether its hazards are "shared" (the default) or each "client" has its own.
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
             deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
             and per level of a category.
         intercept_scale: that of the intercept, which is the value at the means of all columns. For a gaussian outcome
             the prior is N(mean, (scale sd)^2) with the mean and sd of the outcome, and None is 2.5; otherwise it is
             N(0, scale^2), and None is 10.
-        prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level.
+        prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level. Also that of
+            further parameters, by the key of a study file: `log_noise_scale`, `log_scale_scale`, `log_baseline_scale`.
         sd_scale: the standard deviations of effects that vary between groups have half-normal priors of this scale;
             None is 2.5. It is in the units of `prior_scale`, per standard deviation of a number and per level.
         sd_df: makes these priors half-t with so many degrees of freedom.
@@ -106,7 +111,15 @@ def regression(
     Returns:
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
-    chosen_family = make_family(family, {"noise_sd": None if noise_sd is None else float(noise_sd), "ties": ties})
+    chosen_family = make_family(
+        family,
+        {
+            "noise_sd": None if noise_sd is None else float(noise_sd),
+            "ties": ties,
+            "cuts": None if cuts is None else tuple(map(float, cuts)),
+            "baseline": baseline,
+        },
+    )
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:
@@ -157,8 +170,10 @@ def _prior(
     for name, value in {"prior_scale": scale, "intercept_scale": intercept, **scales}.items():
         if not value > 0:
             raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
-    extra = tuple(family.extra_scales(outcome_is_scaled=is_scaled).items())
-    return PriorChoice(float(scale), float(intercept), extra, tuple((n, float(v)) for n, v in scales.items()))
+    extra = family.extra_scales(outcome_is_scaled=is_scaled)
+    single = tuple((name, float(value)) for name, value in scales.items() if name not in extra)
+    chosen = tuple((key, float(scales.get(key, default))) for key, default in extra.items())
+    return PriorChoice(float(scale), float(intercept), chosen, single)
 
 
 def _group_prior(

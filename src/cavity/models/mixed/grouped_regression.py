@@ -30,7 +30,7 @@ from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Encoding, LatentModel, Likelihood
-from cavity.core.checks import numeric_matrix, numeric_vector
+from cavity.core.checks import numeric_matrix, numeric_outcomes
 from cavity.core.fields import as_number
 from cavity.core.messages import Record
 from cavity.core.types import Leaf
@@ -353,15 +353,17 @@ class GroupedRegression(LatentModel):
             rows = GroupedRows(value["x"], value.get("y"), value["z"], labels)
         else:
             raise DataError("give a dict with x [n, p], y [n], z [n, l] and group [n] (left out if it is the client)")
-        return _checked(rows, self.features, self.effect_names, with_outcome=with_outcome)
+        return _checked(rows, self.features, self.effect_names, self.likelihood.num_outcomes, with_outcome=with_outcome)
 
 
-def _checked(rows: GroupedRows, features: Sequence[str], effects: Sequence[str], *, with_outcome: bool) -> GroupedRows:
+def _checked(
+    rows: GroupedRows, features: Sequence[str], effects: Sequence[str], num_outcomes: int, *, with_outcome: bool
+) -> GroupedRows:
     """Rows that a user gave as arrays. Raises DataError."""
     if with_outcome and rows.y is None:
         raise DataError("the outcomes y are missing")
     x, z = numeric_matrix(rows.x, features), numeric_matrix(rows.z, effects)
-    y = None if rows.y is None else numeric_vector(rows.y)
+    y = None if rows.y is None else numeric_outcomes(rows.y, num_outcomes)
     lengths = {"x": len(x), "z": len(z)} | ({} if y is None else {"y": len(y)})
     if rows.labels is not None:
         lengths["group"] = len(rows.labels)

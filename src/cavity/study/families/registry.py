@@ -10,8 +10,10 @@ from cavity.errors import StudyError
 from cavity.study.families.bernoulli import Bernoulli
 from cavity.study.families.categorical import Categorical
 from cavity.study.families.cox import Cox
+from cavity.study.families.failure_time import Exponential, LogNormal, Weibull
 from cavity.study.families.family import Family
 from cavity.study.families.gaussian import Gaussian
+from cavity.study.families.piecewise_exponential import PiecewiseExponential
 from cavity.study.families.poisson import Poisson
 from cavity.study.formula import OUTCOME_FUNCTIONS
 from cavity.study.sections import Section, nearest
@@ -104,5 +106,5 @@ def _listed() -> str:
     return ", ".join(" or ".join((cls.name, *cls.aliases)) for cls in families())
 
 
-for _cls in (Gaussian, Bernoulli, Categorical, Poisson, Cox):
+for _cls in (Gaussian, Bernoulli, Categorical, Poisson, Cox, Weibull, LogNormal, Exponential, PiecewiseExponential):
     register_family(_cls)
