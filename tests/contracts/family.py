@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavity.core import Data
 from cavity.errors import StudyError
 from cavity.study.columns import Number, Text
 from cavity.study.encoding import FormulaEncoding
@@ -68,12 +69,20 @@ def check_model(family, cells):
         model = formula_model(family, encoding, prior, None)
         names = model.parameter_names
         assert len(set(names)) == len(names) == model.prior.dimension
-        assert len(names) >= 2 * family.num_blocks(encoding.outcome)
+        assert len(names) >= (1 + family.has_intercept) * family.num_blocks(encoding.outcome)
         table = dict(zip(encoding.parsed.outcomes, cells, strict=True))
         batch = model.prepare(table | {"x": np.linspace(-1.0, 1.0, len(cells[0]))})
+        if model.row_model is None:
+            assert np.isfinite(eqx.filter_jit(model.log_prob)(model.prior.mean, _data(batch)))
+            continue
         log_prob = eqx.filter_jit(model.row_log_prob)(model.prior.mean, jax.tree.map(jnp.asarray, batch))
         assert log_prob.shape == (len(cells[0]),)
         assert np.isfinite(log_prob).all()
+
+
+def _data(batch):
+    num_rows = len(jax.tree.leaves(batch)[0])
+    return Data(jax.tree.map(jnp.asarray, batch), jnp.ones(num_rows), jnp.asarray(num_rows))
 
 
 def check_curvature(family, cells):
@@ -85,8 +94,8 @@ def check_curvature(family, cells):
     if not family.is_log_concave:
         return
     table = dict(zip(encoding.parsed.outcomes, cells, strict=True))
-    batch = jax.tree.map(jnp.asarray, model.prepare(table | {"x": np.linspace(-1.0, 1.0, len(cells[0]))}))
-    hessian = jax.jit(jax.hessian(lambda theta: model.row_log_prob(theta, batch).sum()))
+    data = _data(model.prepare(table | {"x": np.linspace(-1.0, 1.0, len(cells[0]))}))
+    hessian = jax.jit(jax.hessian(lambda theta: model.log_prob(theta, data)))
     for seed in range(3):
         theta = jnp.asarray(np.random.default_rng(seed).normal(size=model.prior.dimension))
         largest = np.linalg.eigvalsh(hessian(theta)).max()

@@ -85,8 +85,8 @@ def test_families_by_name():
     aliases |= {"student_t": StudentT, "negative_binomial": NegativeBinomial, "binomial": Binomial}
     assert {name: family_class(name) for name in aliases} == aliases
     assert make_family("linear", {"noise_sd": 2.0}) == Gaussian(noise_sd=2.0)
-    with pytest.raises(StudyError, match=r"unknown family 'coxx'.*choose one of: gaussian or linear"):
-        family_class("coxx")
+    with pytest.raises(StudyError, match=r"unknown family 'cauchy'.*choose one of: gaussian or linear"):
+        family_class("cauchy")
     with pytest.raises(StudyError, match="give noise_sd to Gaussian"):
         make_family(Gaussian(), {"noise_sd": 2.0})
     with pytest.raises(StudyError, match="noise_sd must be positive, not -1"):

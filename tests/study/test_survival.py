@@ -1,26 +1,28 @@
 """Survival outcomes in formulas, studies and `cavity.regression`, against R on data that are in R."""
 
-import csv
-import gzip
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 import cavity
-from cavity.core.client_data import prepare_clients
+from cavity.core import Data
 from cavity.errors import DataError, StudyError
 from cavity.network.limits import bounds
-from cavity.study import Scaling, as_table, parse_study
+from cavity.study import Scaling, parse_study
 from cavity.study.checks import check
+from cavity.study.columns import Number
+from cavity.study.encoding import FormulaEncoding
+from cavity.study.families import Cox, Exponential, LogNormal, PiecewiseExponential, Weibull, make_family
 from cavity.study.formula import parse_formula
-from cavity.study.run import run_study
-from cavity_experiments import sources
-from tests.marks import needs_data, thorough
+from cavity.study.models import formula_model
+from tests.contracts.family import check_family, default_prior
+from tests.contracts.model import NUM_ROWS, check_model
+from tests.models.survival import by_hand
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+PIECEWISE = 'family = "piecewise-exponential"\ncuts = [100, 300]\n'
 
 
 def patients(seed, num_rows=40, *, late=False):
@@ -47,7 +49,48 @@ rx = { type = "category", levels = ["placebo", "low", "high"] }
 [run]
 tolerance = 1e-10
 """
-LEVELS = {"rx": ["placebo", "low", "high"]}
+
+
+SURVIVAL, LATE = (
+    [[3.0, 12_000.0, 0.001, 5.0], [1, 0, 1, 1]],
+    [[0.0, 9.0, 0.0, 1.0], [3.0, 90.0, 0.5, 5.0], [1, 0, 1, 1]],
+)
+FAMILIES = [
+    Cox(), Cox("breslow"), Weibull(), LogNormal(), Exponential(),
+    PiecewiseExponential((1.0, 4.0)), PiecewiseExponential((1.0, 4.0), "client"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cells", [SURVIVAL, LATE], ids=["Surv(time, status)", "Surv(start, stop, status)"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family))
+def test_contract(family, cells):
+    check_family(family, cells)
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family))
+def test_models_count_rows_by_their_weights(family, columns):
+    rng = np.random.default_rng(1)
+    y = by_hand.survival_rows(rng, NUM_ROWS, columns=columns, num_times=6)
+    table = dict(zip(["start", "stop", "status"][-columns:], y.T, strict=True)) | {"age": rng.normal(size=NUM_ROWS)}
+    names = ", ".join(list(table)[:columns])
+    encoding = FormulaEncoding(f"Surv({names}) ~ age", tuple(Number(name=name) for name in table))
+    model = formula_model(family, encoding, default_prior(family, outcome_is_scaled=False), None)
+    theta = jnp.asarray(rng.normal(size=model.prior.dimension))
+    check_model(model, 0.3 * theta, Data(model.prepare(table), np.ones(NUM_ROWS), np.asarray(NUM_ROWS)))
+
+
+def test_settings_of_families():
+    assert make_family("cox", {"ties": "breslow"}) == Cox("breslow")
+    assert make_family("piecewise-exponential", {"cuts": (1, 2)}).cuts == (1.0, 2.0)
+    with pytest.raises(StudyError, match=r"needs agreed cut points, such as cuts = \[90, 365\]"):
+        make_family("piecewise-exponential", {})
+    with pytest.raises(StudyError, match="unknown baseline 'both'; choose one of: shared"):
+        PiecewiseExponential((1.0,), "both")
+    with pytest.raises(StudyError, match="unknown ties 'exact'"):
+        Cox("exact")
+    assert {cls.ratio for cls in (Cox, PiecewiseExponential)} == {"hazard ratio"}
+    assert {cls.ratio for cls in (Weibull, LogNormal, Exponential)} == {"time ratio"}
 
 
 def test_formulas():
@@ -65,38 +108,6 @@ def test_formulas():
             parse_formula(text)
 
 
-@thorough
-def test_a_study_is_the_regression_of_its_formula():
-    study = parse_study(STUDY)
-    fit = run_study(study, {name: as_table(columns) for name, columns in CLIENTS.items()})
-    same = cavity.regression("Surv(time, died) ~ age + rx", CLIENTS, family="cox", levels=LEVELS, tolerance=1e-10)
-    assert fit.algorithm.model.parameter_names == ("age", "rx[T.low]", "rx[T.high]")
-    np.testing.assert_allclose(fit.coefficients.mean, same.coefficients.mean, rtol=1e-7)
-    # with another reference, the difference between two levels is the same
-    high = cavity.regression(
-        "Surv(time, died) ~ age + rx", CLIENTS, family="cox", levels={"rx": ["high", "low", "placebo"]},
-        prior_scale=1e3, tolerance=1e-10,
-    )  # fmt: skip
-    wide = cavity.regression(
-        "Surv(time, died) ~ age + rx", CLIENTS, family="cox", levels=LEVELS, prior_scale=1e3, tolerance=1e-10
-    )
-    first, second = high.coefficients.mean, wide.coefficients.mean
-    np.testing.assert_allclose([first[0], -first[2]], [second[0], second[2]], rtol=1e-4)
-    predicted = fit.predict({"age": [60.0, 70.0], "rx": ["low", "low"]})
-    assert float(predicted.mean[1] / predicted.mean[0]) == pytest.approx(np.exp(10 * fit.coefficients.mean[0]), rel=0.1)
-
-
-@thorough
-def test_times_in_other_units_have_the_same_hazard_ratios():
-    columns = patients(3, 12)
-    fits = []
-    for unit in (1.0, 1e-5, 400.0):
-        scaled = {"leeds": columns | {"time": unit * columns["time"]}}
-        fits.append(cavity.regression("Surv(time, died) ~ age", scaled, family="cox"))
-    np.testing.assert_allclose(fits[1].posterior.mean, fits[0].posterior.mean, rtol=1e-9)
-    np.testing.assert_allclose(fits[2].posterior.precision, fits[0].posterior.precision, rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -110,6 +121,11 @@ def test_times_in_other_units_have_the_same_hazard_ratios():
         ("~ age + rx", "~ 1", "a Cox model needs at least one predictor"),
         ("~ age + rx", "~ age + (1 | rx)", "rows of different groups are in one risk set"),
         ('family = "cox"', 'family = "cox"\nties = "exact"', "unknown ties 'exact'; choose one of: efron, breslow"),
+        ('family = "cox"', 'family = "piecewise-exponential"', "model needs agreed cut points, such as cuts = [90"),
+        ('family = "cox"', 'family = "piecewise-exponential"\ncuts = [3, 2]', "points are positive and increase"),
+        ('family = "cox"', 'family = "piecewise-exponential"\ncuts = 3', "must be a list of numbers, not 3"),
+        ('family = "cox"', PIECEWISE + 'baseline = "both"', "unknown baseline 'both'; choose one of: shared"),
+        ('family = "cox"', 'family = "weibull"\nties = "efron"', "'weibull' has no setting 'ties'; it is for cox"),
         ('family = "cox"', 'family = "cox"\nnoise_sd = 1.0', "the family 'cox' has no setting 'noise_sd'"),
     ],
 )
@@ -124,6 +140,13 @@ def test_ties_are_part_of_what_is_agreed():
     other = parse_study(STUDY.replace('family = "cox"', 'family = "cox"\nties = "breslow"'))
     assert cavity.study.differences(study, other) == ["model.ties"]
     assert parse_study(STUDY.replace('family = "cox"', 'family = "cox"\nties = "efron"')).hash == study.hash
+
+
+def test_cut_points_are_part_of_what_is_agreed():
+    study = parse_study(STUDY.replace('family = "cox"\n', PIECEWISE))
+    other = parse_study(STUDY.replace('family = "cox"\n', PIECEWISE.replace("300", "400")))
+    assert study.model.family == PiecewiseExponential((100.0, 300.0))
+    assert cavity.study.differences(study, other) == ["model.cuts"]
 
 
 REFUSED = [
@@ -159,48 +182,3 @@ def test_a_site_checks_its_table():
     limits = bounds(study, Scaling())
     assert limits.notes == ()
     np.testing.assert_allclose(limits.added, 1e7 * np.array([120.0, 1.0, 1.0]) ** 2)
-
-
-# R 4.2 on the pooled rows, from the README of the data: estimates and standard errors
-COXPH = {
-    "efron": ([0.01698975, -0.55688107], [0.00932878, 0.17162093]),
-    "breslow": ([0.01697735, -0.55604821], [0.00932750, 0.17162955]),
-}
-
-
-def lung():
-    with gzip.open(sources.data_directory() / "multisite" / "lung2.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        site: {name: [float(row[name]) for row in rows if row["site"] == site] for name in rows[0] if name != "site"}
-        for site in sorted({row["site"] for row in rows})
-    }
-
-
-def mode(fit, frames):
-    """The mode of the pooled posterior of a fit's model, with the inverse Hessian, in the units of the data."""
-    model = fit.algorithm.model
-    data = list(prepare_clients(model, frames).values())
-
-    def objective(theta):
-        return -model.prior.log_prob(theta) - sum(model.log_prob(theta, rows) for rows in data)
-
-    slope = jax.jit(jax.value_and_grad(objective))
-    found = minimize(lambda theta: [*map(np.asarray, slope(jnp.asarray(theta)))], np.asarray(fit.posterior.mean),
-                     jac=True, method="BFGS", options={"gtol": 1e-8})  # fmt: skip
-    hessian = jax.jit(jax.hessian(objective))(jnp.asarray(found.x))
-    q = cavity.distributions.FullGaussian(hessian @ found.x, hessian)
-    reported, covariance = model.reported_moments(q)
-    return reported, np.sqrt(np.diag(covariance))
-
-
-@needs_data
-@thorough
-@pytest.mark.parametrize("ties", COXPH)
-def test_the_mode_under_a_wide_prior_is_that_of_coxph(ties):
-    frames = lung()
-    fit = cavity.regression("Surv(time, status) ~ age + sex", frames, family="cox", ties=ties, prior_scale=1e3)
-    assert len(fit.history) <= 6
-    (estimate, error), (expected, se) = mode(fit, frames), COXPH[ties]
-    np.testing.assert_allclose((estimate - np.array(expected)) / se, 0.0, atol=1e-5)
-    np.testing.assert_allclose(error, se, rtol=1e-5)

@@ -37,6 +37,7 @@ from cavity.core.latent_model import LatentModel
 from cavity.core.lazy_loading import listing
 from cavity.core.likelihood import (
     ClosedFormMean,
+    ExpectedLogProb,
     ExpectedPower,
     Likelihood,
     Noisy,
@@ -82,6 +83,7 @@ __all__ = [
     "Encoding",
     "Engine",
     "Entries",
+    "ExpectedLogProb",
     "ExpectedPower",
     "GaussianRows",
     "Hyperparameter",

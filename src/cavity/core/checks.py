@@ -56,22 +56,12 @@ def numeric_vector(y: PyTree) -> np.ndarray:
     return finite_column(array, "the outcome y")
 
 
-def numeric_outcomes(y: PyTree, num_columns: int | None = None) -> np.ndarray:
-    """`y` as finite floats, or a DataError: [n], or [n, k] for outcomes of several columns (a time and a status).
-
-    Args:
-        y: the outcomes.
-        num_columns: how many columns are expected; None takes any number.
-    """
+def numeric_outcomes(y: PyTree, num_columns: int) -> np.ndarray:
+    """`y` as finite floats, [n] or with several columns [n, num_columns], or a DataError."""
     if num_columns == 1:
         return numeric_vector(y)
-    try:
-        array = np.asarray(y)
-    except ValueError:
-        return numeric_vector(y)  # which says what is wrong
-    if num_columns is None and (array.ndim != 2 or array.shape[-1] == 1):
-        return numeric_vector(y)
-    if num_columns is not None and (array.ndim != 2 or array.shape[1] != num_columns):
+    array = np.asarray(y)
+    if array.ndim != 2 or array.shape[1] != num_columns:
         raise DataError(f"y must have {num_columns} numbers per row; it has the shape {array.shape}")
     return np.stack([finite_column(each, f"column {j} of the outcome") for j, each in enumerate(array.T, 1)], axis=1)
 

@@ -67,6 +67,11 @@ class Likelihood(eqx.Module):
         return None
 
     @property
+    def closed_expectation(self) -> ExpectedLogProb | None:
+        """The likelihood where the expectation of its logarithm has a closed form; None where it has none."""
+        return None
+
+    @property
     def expected_power(self) -> ExpectedPower | None:
         """The likelihood where expectations of its powers have a closed form; None where they have none."""
         return None
@@ -121,7 +126,21 @@ class PowerIntegral(Likelihood):
         return self
 
 
-class ExpectedPower(Likelihood):
+class ExpectedLogProb(Likelihood):
+    """Capability: the expected log likelihood under a Gaussian predictor has a closed form."""
+
+    @abc.abstractmethod
+    def expected_log_prob(
+        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
+    ) -> Float[Array, " n"]:
+        """E[log p(y | f)] for f ~ N(mean, covariance)."""
+
+    @property
+    def closed_expectation(self) -> ExpectedLogProb:
+        return self
+
+
+class ExpectedPower(ExpectedLogProb):
     """Capability: the expectation of a power of the likelihood under a Gaussian predictor has a closed form.
 
     The power integral of such a likelihood does not depend on f.
@@ -132,12 +151,6 @@ class ExpectedPower(Likelihood):
         self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes, power: Number
     ) -> Float[Array, " n"]:
         """Log E[p(y | f)^power] for f ~ N(mean, covariance), for a positive power."""
-
-    @abc.abstractmethod
-    def expected_log_prob(
-        self, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
-    ) -> Float[Array, " n"]:
-        """E[log p(y | f)] for f ~ N(mean, covariance)."""
 
     @property
     def expected_power(self) -> ExpectedPower:

@@ -8,14 +8,33 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from cavity.core import Likelihood
 from cavity.core.likelihood import Outcomes
 
 NUM_COLUMNS = (2, 3)
 STATUS_CODES = "status is 1 for an event and 0 for a censored row"
+
+
+class SurvivalLikelihood(Likelihood):
+    """A likelihood of survival outcomes.
+
+    Attributes:
+        late_entry: whether outcomes have a start.
+    """
+
+    late_entry: eqx.AbstractVar[bool]
+
+    @property
+    def num_outcomes(self) -> int:
+        return 3 if self.late_entry else 2
+
+    def check(self, y: np.ndarray) -> str | None:
+        return survival_problem(y)
 
 
 class SurvivalTimes(NamedTuple):

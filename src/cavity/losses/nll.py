@@ -40,7 +40,7 @@ class NegativeLogLikelihood(Loss):
     def expected(
         self, likelihood: Likelihood, mean: Float[Array, "n k"], covariance: Float[Array, "n k k"], y: Outcomes
     ) -> Float[Array, " n"] | None:
-        closed = likelihood.expected_power
+        closed = likelihood.closed_expectation
         return None if closed is None else -closed.expected_log_prob(mean, covariance, y)
 
     @property

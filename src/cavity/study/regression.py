@@ -67,6 +67,8 @@ def regression(
     link: str | None = None,
     df: Real | str | None = None,
     ties: str | None = None,
+    cuts: Sequence[Real] | None = None,
+    baseline: str | None = None,
     prior_scale: Real | None = None,
     intercept_scale: Real | None = None,
     prior_scales: Mapping[str, Real] | None = None,
@@ -114,13 +116,16 @@ def regression(
             "cloglog".
         df: the degrees of freedom of a student-t outcome, or "learned" to estimate them; None is 4.
         ties: of a Cox model, the approximation for several events at one time: "efron" (the default) or "breslow".
+        cuts: of a piecewise exponential model, the times between which the hazard is constant.
+        baseline: of the same, whether its hazards are "shared" (the default) or each "client" has its own.
         prior_scale: the prior of a slope is N(0, scale^2); None is 2.5. For a gaussian outcome it is in standard
             deviations of the outcome per standard deviation of the column; otherwise per unit of the scaled predictor
             and per level of a category.
         intercept_scale: that of the intercept, which is the value at the means of all columns. For a gaussian outcome
             the prior is N(mean, (scale sd)^2) with the mean and sd of the outcome, and None is 2.5; otherwise it is
             N(0, scale^2), and None is 10.
-        prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level.
+        prior_scales: that of single coefficients, by name; per unit of the scaled predictor or per level. Also that of
+            further parameters, by the key of a study file: `log_noise_scale`, `log_scale_scale`, `log_baseline_scale`.
         prior_family: of the priors of slopes: "normal", "student-t", "laplace" or "horseshoe". Those of the intercept
             and of parameters beside the coefficients are normal.
         prior_df: degrees of freedom of student-t priors; None is 3.
@@ -143,9 +148,11 @@ def regression(
     Returns:
         The fit. `fit.predict(frame)` takes new rows as a data frame.
     """
-    settings = {"noise_sd": noise_sd, "link": link, "df": df, "ties": ties}
+    settings = {"noise_sd": noise_sd, "link": link, "df": df, "ties": ties, "baseline": baseline}
     chosen_family = make_family(
-        family, {name: float(value) if isinstance(value, (int, float)) else value for name, value in settings.items()}
+        family,
+        {name: float(value) if isinstance(value, (int, float)) else value for name, value in settings.items()}
+        | {"cuts": None if cuts is None else tuple(map(float, cuts))},
     )
     if isinstance(covariance, str) and covariance not in registry.COVARIANCES:
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
@@ -215,10 +222,11 @@ def _prior(
     for name, value in {"prior_scale": scale, "intercept_scale": intercept, **scales}.items():
         if not value > 0:
             raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
-    extra = tuple(family.extra_scales(outcome_is_scaled=is_scaled).items())
-    of_single = tuple((name, float(value)) for name, value in scales.items())
+    extra = family.extra_scales(outcome_is_scaled=is_scaled)
+    of_single = tuple((name, float(value)) for name, value in scales.items() if name not in extra)
+    chosen = tuple((key, float(scales.get(key, default))) for key, default in extra.items())
     return PriorChoice(
-        float(scale), float(intercept), extra, of_single, None, kind.family, kind.df, tuple(sorted(single.items()))
+        float(scale), float(intercept), chosen, of_single, None, kind.family, kind.df, tuple(sorted(single.items()))
     )
 
 

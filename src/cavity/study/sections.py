@@ -128,6 +128,10 @@ class Section:
             self.problem(key, f"{twice[0]!r} is listed twice")
         return values
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers; empty if the file does not have it."""
+        return self._read(key, _numbers, "a list of numbers", ())
+
     def interval(self, key: str) -> tuple[float, float] | None:
         """A list [smallest, largest], where `-inf` and `inf` leave an end open; None if the file does not have it."""
         return self._read(key, _interval, "a list [smallest, largest] of two numbers", None)
@@ -282,6 +286,15 @@ def _texts(value: object) -> tuple[str, ...] | None:
     match value:
         case list():
             found = [_level(item) for item in value]
+            return None if None in found else tuple(item for item in found if item is not None)
+        case _:
+            return None
+
+
+def _numbers(value: object) -> tuple[float, ...] | None:
+    match value:
+        case list():
+            found = [as_number(item) for item in value]
             return None if None in found else tuple(item for item in found if item is not None)
         case _:
             return None

@@ -72,7 +72,7 @@ def test_the_sum_of_efron_has_a_closed_form(others):
 
 
 def test_scans_from_the_end():
-    for size in (1, 2, 7, 49, 50, 51):
+    for size in (1, 7, 50):
         rng = np.random.default_rng(size)
         ratio, added, expected, total = rng.uniform(size=size), rng.normal(size=size), np.zeros(size), 0.0
         for k in reversed(range(size)):
@@ -119,14 +119,14 @@ def test_the_default_solver_ends_within_six_rounds_and_a_client_without_events_a
 @pytest.mark.parametrize(
     ("y", "remedy"),
     [
-        ([[1.0], [2.0]], "two columns, time and status"),
+        ([[1.0], [2.0]], "y must have 2 numbers per row"),
         ([[1.0, 1.0], [2.0, 2.0]], "coded 1 and 2.*subtract 1 if 2 means the event"),
         ([[1.0, 0.0], [2.0, 3.0]], "1 value other than 0 and 1"),
         ([[1.0, 0.0], [0.0, 1.0]], "1 value of the time is zero or negative; survival times are positive: correct"),
         ([[-1.0, 0.0], [0.0, 1.0]], "2 values of the time are zero or negative"),
         ([[-1.0, 2.0, 0.0], [0.0, 1.0, 1.0]], "1 value of the start is negative; count time from 0"),
         ([[2.0, 2.0, 0.0], [3.0, 1.0, 1.0]], "2 rows have a stop that is not after the start; correct"),
-        ([[1.0, 0.0], [np.nan, 1.0]], "column 1 of the outcome has 1 missing"),
+        ([[1.0, 0.0], [np.nan, 1.0]], "the outcome y has 1 missing"),
     ],
 )
 def test_outcomes_that_are_none_are_refused_with_the_remedy(y, remedy):

@@ -129,7 +129,7 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):
-            x, y = x_and_y(batch)
+            x, y = _x_and_y(batch)
         else:
             x, y = self.encoding.rows(batch)
         x, y = same_rows(numeric_matrix(x, self.features), numeric_outcomes(y, self.likelihood.num_outcomes))
@@ -231,8 +231,7 @@ def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
-    """Features and outcomes as a user gives them: a pair, or a dict. Raises DataError."""
+def _x_and_y(batch: PyTree) -> tuple[PyTree, PyTree]:
     if isinstance(batch, Mapping):
         missing = {"x", "y"} - set(batch)
         if missing:

@@ -19,14 +19,14 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Encoding, PredictiveModel, ReportedModel
-from cavity.core.checks import feature_names, numeric_matrix, numeric_outcomes, same_rows
+from cavity.core.checks import feature_names, numeric_matrix, numeric_outcomes, pair, same_rows
 from cavity.distributions import FullGaussian
 from cavity.distributions.forms import Form
 from cavity.distributions.gaussian import Gaussian, gaussian_or_none
 from cavity.errors import CavityError, DataError
 from cavity.likelihoods import PoissonLog
 from cavity.likelihoods.survival_times import survival_problem, survival_times
-from cavity.models.glm.regression import Scales, gaussian_prior, x_and_y
+from cavity.models.glm.regression import Scales, gaussian_prior
 from cavity.models.prediction import Prediction, predict_from_designs
 from cavity.models.survival.risk_sets import bins_of, risk_sums
 from cavity.models.survival.ties import TIES, log_denominator
@@ -61,10 +61,11 @@ class HazardRatios(PredictiveModel, ReportedModel):
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):
-            x, y = x_and_y(batch)
+            x, y = pair(batch, "a survival model needs a pair (x, y), where y has the columns time and status")
         else:
             x, y = self.encoding.rows(batch)
-        x, y = same_rows(numeric_matrix(x, self.features), numeric_outcomes(y))
+        num_columns = 3 if np.ndim(y) == 2 and np.shape(y)[1] == 3 else 2
+        x, y = same_rows(numeric_matrix(x, self.features), numeric_outcomes(y, num_columns))
         if problem := survival_problem(y):
             raise DataError(problem)
         return x, y
@@ -110,7 +111,7 @@ class CoxRegression(HazardRatios):
 
     prior: Gaussian
     features: tuple[str, ...] = eqx.field(static=True)
-    ties: str = eqx.field(static=True, default=TIES[0])
+    ties: str = eqx.field(static=True, default=TIES[0], kw_only=True)
     encoding: Encoding | None = None
 
     def __check_init__(self) -> None:

@@ -34,7 +34,6 @@ class Cox(SurvivalFamily):
     name: ClassVar[str] = "cox"
     title: ClassVar[str] = "Cox regression stratified by client"
     ratio: ClassVar[str | None] = "hazard ratio"
-    has_intercept: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.ties not in TIES:
@@ -43,6 +42,10 @@ class Cox(SurvivalFamily):
     @classmethod
     def read(cls, section: Section) -> Cox:
         return cls(section.word("ties", TIES, TIES[0]))
+
+    @property
+    def has_intercept(self) -> bool:
+        return False
 
     def formula_problem(self, formula: Formula) -> str | None:
         return hazard_ratios_problem("a Cox model", formula)
@@ -55,7 +58,7 @@ class Cox(SurvivalFamily):
     def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> LatentModel:
         raise StudyError(
             "a Cox model cannot have group terms such as `(1 | ward)`: rows of different groups are in one risk set, "
-            "so the effects of a group cannot be integrated out alone. Use the family 'piecewise_exponential' or "
+            "so the effects of a group cannot be integrated out alone. Use the family 'piecewise-exponential' or "
             "'weibull', or make the group a fixed effect"
         )
 
@@ -73,6 +76,8 @@ def hazard_ratios_problem(what: str, formula: Formula) -> str | None:
     """
     if not formula.intercept:
         return f"{what} has no intercept, because its baseline hazard takes this role; leave out `0 +` and `- 1`"
+    if getattr(formula, "offsets", ()):
+        return f"{what} cannot have an offset; use the family 'weibull' or 'exponential'"
     if not formula.terms and not formula.groups:
         return f"{what} needs at least one predictor"
     return None

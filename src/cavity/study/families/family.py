@@ -57,7 +57,6 @@ class Family(abc.ABC):
         ratio: what exp(coefficient) is ("odds ratio"), or None.
         slope_scale: the default standard deviation of a slope's prior.
         intercept_scale: that of an intercept.
-        has_intercept: whether an intercept of the formula is a parameter; otherwise it only codes categories.
         same_sums_everywhere: whether a client's factor does not depend on the posterior that it is asked about.
         needs_all_levels: whether every level of the outcome must occur at some client. Each client says which levels it
             has, and no counts.
@@ -74,7 +73,6 @@ class Family(abc.ABC):
     ratio: ClassVar[str | None] = None
     slope_scale: ClassVar[float] = SLOPE_SCALE
     intercept_scale: ClassVar[float] = INTERCEPT_SCALE
-    has_intercept: ClassVar[bool] = True
     same_sums_everywhere: ClassVar[bool] = False
     needs_all_levels: ClassVar[bool] = False
     draft_model: ClassVar[str] = ""
@@ -172,6 +170,11 @@ class Family(abc.ABC):
             outcome_scale: the model computes with outcomes over this scale.
         """
         return Curvature(None, f"the curvature of the family '{self.name}' is not known")
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether an intercept of the formula is a parameter; otherwise it only decides how categories are coded."""
+        return True
 
     def num_blocks(self, outcome: tuple[Column, ...]) -> int:
         """The number of linear predictors that have an intercept and slopes of their own."""

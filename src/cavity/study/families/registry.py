@@ -11,11 +11,13 @@ from cavity.study.families.bernoulli import Bernoulli
 from cavity.study.families.binomial import Binomial
 from cavity.study.families.categorical import Categorical
 from cavity.study.families.cox import Cox
+from cavity.study.families.failure_time import Exponential, LogNormal, Weibull
 from cavity.study.families.family import Family
 from cavity.study.families.gamma import Gamma
 from cavity.study.families.gaussian import Gaussian
 from cavity.study.families.negative_binomial import NegativeBinomial
 from cavity.study.families.ordinal import Ordinal
+from cavity.study.families.piecewise_exponential import PiecewiseExponential
 from cavity.study.families.poisson import Poisson
 from cavity.study.families.student_t import StudentT
 from cavity.study.formula import OUTCOME_FUNCTIONS
@@ -109,5 +111,8 @@ def _listed() -> str:
     return ", ".join(" or ".join((cls.name, *cls.aliases)) for cls in families())
 
 
-for _cls in (Gaussian, StudentT, Bernoulli, Binomial, Categorical, Ordinal, Poisson, NegativeBinomial, Gamma, Cox):
+for _cls in (
+    *(Gaussian, StudentT, Bernoulli, Binomial, Categorical, Ordinal, Poisson, NegativeBinomial, Gamma),
+    *(Cox, Weibull, LogNormal, Exponential, PiecewiseExponential),
+):
     register_family(_cls)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cavity.core import Likelihood
+from cavity.core import LatentModel, Likelihood, Model
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import StudyError
 from cavity.likelihoods import WithOffset
@@ -79,9 +79,7 @@ class RegressionFamily(Family):
     def num_blocks(self, outcome: tuple[Column, ...]) -> int:
         return sum(predictor.prior_key is None for predictor in self.predictors(outcome))
 
-    def model(
-        self, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None
-    ) -> Regression | ShrinkageRegression:
+    def model(self, encoding: FormulaEncoding, prior: PriorChoice, covariance: type[Gaussian] | None) -> Model:
         design, predictors = encoding.design, self.predictors(encoding.outcome)
         extra = dict(self.extra_scales(outcome_is_scaled=encoding.scaling.outcome is not None)) | dict(prior.extra)
         block = coefficient_scales(self, encoding, prior)
@@ -105,7 +103,7 @@ class RegressionFamily(Family):
         )
         return found if prior.is_normal else with_slope_priors(found, design.names, block, prior)
 
-    def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> GroupedRegression:
+    def grouped_model(self, encoding: FormulaEncoding, prior: PriorChoice) -> LatentModel:
         first, *others = self.predictors(encoding.outcome)
         if first.name or first.prior_key is not None or any(other.prior_key is None for other in others):
             raise StudyError(f"the family {self.name!r} has several linear predictors; it cannot have group terms yet")

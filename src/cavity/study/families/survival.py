@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from cavity.likelihoods.survival_times import NUM_COLUMNS, STATUS_CODES
 from cavity.study.columns import Boolean, Column, Number, Numeric
+from cavity.study.encoding import FormulaEncoding
 from cavity.study.families.family import Family
 from cavity.study.guessing import RawColumn
 
@@ -33,6 +34,10 @@ class SurvivalFamily(Family):
             case Numeric():
                 return None
         return f"the last column of Surv(), '{status.name}', is the status, 0 and 1 or boolean; {STATUS_CODES}"
+
+    def has_late_entry(self, encoding: FormulaEncoding) -> bool:
+        """Whether the outcome has a start."""
+        return len(encoding.outcome) == max(NUM_COLUMNS)
 
     def outcome_column(self, raw: RawColumn, position: int) -> Column:
         if raw.levels is None and raw.is_boolean:
