@@ -126,7 +126,7 @@ def test_the_default_solver_ends_within_six_rounds_and_a_client_without_events_a
         ([[-1.0, 0.0], [0.0, 1.0]], "2 values of the time are zero or negative"),
         ([[-1.0, 2.0, 0.0], [0.0, 1.0, 1.0]], "1 value of the start is negative; count time from 0"),
         ([[2.0, 2.0, 0.0], [3.0, 1.0, 1.0]], "2 rows have a stop that is not after the start; correct"),
-        ([[1.0, 0.0], [np.nan, 1.0]], "the outcome y has 1 missing"),
+        ([[1.0, 0.0], [np.nan, 1.0]], "column 1 of the outcome has 1 missing"),
     ],
 )
 def test_outcomes_that_are_none_are_refused_with_the_remedy(y, remedy):
