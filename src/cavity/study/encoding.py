@@ -10,13 +10,14 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from cavity.errors import StudyError
+from cavity.errors import DataError, StudyError
 from cavity.models.mixed.grouped_regression import GroupedRows, GroupEncoding
 from cavity.study.columns import Column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.group_design import GroupDesign
+from cavity.study.nesting import nesting_problem
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, Sums, sums_of
 from cavity.study.table import as_table
@@ -161,13 +162,16 @@ class FormulaEncoding(GroupEncoding):
         refuse(rows.findings)
         (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
         refuse((*in_x, *in_z))
-        labels = self.group_design.labels(rows.values)
+        labels, groups = self.group_design.labels(rows.values), self.group_design.groups
+        if (problem := nesting_problem([labels.get(group) for group in groups], groups)) is not None:
+            raise DataError(problem)
         y = (
             self.scaling.apply_to_outcome(np.asarray(rows.values[self.outcome[0].name], float))
             if with_outcome
             else None
         )
-        return GroupedRows(x, y, z / np.asarray(self.effect_units), next(map(tuple, labels.values()), None))
+        outer, inner = (None if labels.get(group) is None else tuple(labels[group]) for group in (*groups, "")[:2])
+        return GroupedRows(x, y, z / np.asarray(self.effect_units), outer, inner)
 
     def grouped_rows(self, table: object, *, with_outcome: bool = True) -> GroupedRows:
         table = as_table(table)

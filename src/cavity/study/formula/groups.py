@@ -1,14 +1,15 @@
 """Effects that vary between groups: `(1 | ward)`, `(age | ward)`, `(0 + age | ward)`, `(age || ward)`, `(1 | client)`.
 
 As in lme4 and bambi: an intercept is added unless it is removed, the effects of one bar are correlated, and `||` makes
-all of them independent. The group is a column whose levels are not declared, or, without backticks, `client`: the
-client itself. A column of that name goes between backticks.
+all of them independent. `(1 | community/mother)` is `(1 | community) + (1 | community:mother)`, groups within groups.
+The group is a column whose levels are not declared, or, without backticks, `client`: the client itself. A column of
+that name goes between backticks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cavity.study.formula.expressions import columns, write
 from cavity.study.formula.terms import Expansion, Factor, Term
@@ -27,10 +28,12 @@ class GroupTerm:
         terms: with factors; the intercept is not one of them.
         intercept: whether it has one.
         correlated: whether its effects are.
-        group: the column of the groups, or `client`.
+        group: the column of the groups, or `client`; `community:mother` for groups within groups.
         is_client: whether the group is the client itself, and no column.
         at: the position of its bracket in the formula.
         group_at: that of the group.
+        group_columns: whose values name the groups; none for the client.
+        is_within_client: whether the larger group of `client:ward` is the client.
     """
 
     terms: tuple[Term, ...]
@@ -40,6 +43,8 @@ class GroupTerm:
     is_client: bool
     at: int = field(compare=False)
     group_at: int = field(compare=False)
+    group_columns: tuple[str, ...] = ()
+    is_within_client: bool = False
 
     @property
     def columns(self) -> Iterator[tuple[Name, bool]]:
@@ -52,7 +57,8 @@ class GroupTerm:
         """As a formula has it: parsing this gives the same term."""
         parts = ["1" if self.intercept else "0"]
         parts += [":".join([*term.numbers, *map(_written, term.factors)]) for term in self.terms]
-        group = CLIENT if self.is_client else _quoted(self.group)
+        names = [CLIENT] if self.is_client or self.is_within_client else []
+        group = ":".join([*names, *map(_quoted, self.group_columns)])
         return f"({' + '.join(parts)} {'|' if self.correlated else '||'} {group})"
 
 
@@ -71,6 +77,10 @@ def split_groups(text: str, right: Sum, outcomes: tuple[str, ...], expansion: Ex
         match part:
             case Bar() if sign == "-":
                 raise refusal(text, part.at, "effects of groups cannot be removed; leave the term out")
+            case Bar(within=Name() as outer, expands=True):
+                larger = replace(part, group=outer, within=None, expands=False)
+                found.append(_group_term(text, larger, outcomes, expansion))
+                found.append(_group_term(text, part, outcomes, expansion))
             case Bar():
                 found.append(_group_term(text, part, outcomes, expansion))
             case _:
@@ -89,18 +99,35 @@ def _group_term(text: str, bar: Bar, outcomes: tuple[str, ...], expansion: Expan
     for term in with_factors:
         if not any(True for factor in term.factors for _ in columns(factor.node)):
             raise refusal(text, term.at, "this has no column; a constant is the intercept")
-    is_client = bar.group.name == CLIENT and not bar.group.quoted
+    names = [name for name in (bar.within, bar.group) if name is not None]
+    columns_of_group = tuple(name.name for name in names if not _is_client(name))
+    if bar.within is not None and (_is_client(bar.group) or bar.within.name == bar.group.name):
+        raise refusal(text, bar.group.at, f"'{bar.group.name}' cannot be within '{bar.within.name}'")
     found = GroupTerm(
-        with_factors, intercept, bar.correlated, bar.group.name, is_client, at=bar.at, group_at=bar.group.at
+        with_factors,
+        intercept,
+        bar.correlated,
+        ":".join(name.name for name in names),
+        _is_client(bar.group),
+        at=bar.at,
+        group_at=bar.group.at,
+        group_columns=columns_of_group,
+        is_within_client=bar.within is not None and _is_client(bar.within),
     )
     for name, _ in found.columns:
         if name.name in outcomes:
             raise refusal(text, name.at, f"the outcome '{name.name}' is also on the right; remove it there")
-        if name.name == bar.group.name and not is_client:
+        if name.name in columns_of_group:
             raise refusal(text, name.at, f"'{name.name}' cannot be an effect and the group of the same term")
-    if bar.group.name in outcomes and not is_client:
-        raise refusal(text, bar.group.at, f"the outcome '{bar.group.name}' cannot be the group")
+    for name in names:
+        if name.name in outcomes and not _is_client(name):
+            raise refusal(text, name.at, f"the outcome '{name.name}' cannot be the group")
     return found
+
+
+def _is_client(name: Name) -> bool:
+    """Whether it is the client itself, and no column."""
+    return name.name == CLIENT and not name.quoted
 
 
 def _written(factor: Factor) -> str:
