@@ -20,6 +20,8 @@ from cavity.study.formula import parse_formula
         ("(log(dose) + {age / 10} | w)", "(1 + log(dose) + {age / 10} | w)", True, ["log(dose)", "age / 10"], True),
         ("(2:`a b` | w)", "(1 + 2:`a b` | w)", True, ["a b"], True),
         ("((1 | ward))", "(1 | ward)", True, [], True),
+        ("(1 | a:b)", "(1 | a:b)", True, [], True),
+        ("(age || client:`my ward`)", "(1 + age || client:`my ward`)", True, ["age"], False),
     ],
 )
 def test_a_group_term_is_read_and_written(term, written, intercept, slopes, correlated):
@@ -43,6 +45,17 @@ def test_the_fixed_part_is_that_of_the_formula_without_group_terms():
     assert parse_formula("y ~ (1 | g)").intercept
 
 
+def test_groups_within_groups_are_two_terms():
+    formula = parse_formula("y ~ (x | a/b)")
+    assert [str(term) for term in formula.groups] == ["(1 + x | a)", "(1 + x | a:b)"]
+    assert [term.group for term in formula.groups] == ["a", "a:b"]
+    assert formula.group_columns == ("a", "b")
+    assert formula.groups == parse_formula("y ~ (x | a) + (x | a:b)").groups
+    larger, smaller = parse_formula("y ~ (1 | client/ward)").groups
+    assert (larger.is_client, smaller.is_within_client) == (True, True)
+    assert parse_formula("y ~ (1 | client/ward)").columns == ("y", "ward")
+
+
 def test_the_client_is_no_column_unless_it_is_quoted():
     (term,) = parse_formula("y ~ (1 | client)").groups
     assert term.is_client
@@ -62,8 +75,14 @@ def test_the_client_is_no_column_unless_it_is_quoted():
         ("(1 | g) ~ a", "character 1 .*only be added"),
         ("y ~ a - (1 | g)", "character 9 .*cannot be removed"),
         ("y ~ (0 | g)", "character 5 .*no effects"),
-        ("y ~ (1 | a/b)", "character 11 .*one term for each"),
-        ("y ~ (1 | a:b)", "character 11 .*one term for each"),
+        ("y ~ (1 | a + b)", "character 12 .*one term for each"),
+        ("y ~ (1 | a/b/c)", "character 13 .*at most two groups"),
+        ("y ~ (1 | a/log(b))", "character 12 .*are two columns"),
+        ("y ~ (1 | a/)", "character 12 .*are two columns"),
+        ("y ~ (1 | a:a)", "character 12 .*cannot be within"),
+        ("y ~ (1 | a/client)", "character 12 .*cannot be within"),
+        ("y ~ (a | a/b)", "character 6 .*effect and the group"),
+        ("y ~ (1 | y/b)", "character 10 .*cannot be the group"),
         ("y ~ (1 | log(a))", "character 10 .*is one column"),
         ("y ~ (1 | a | b)", "character 10 .*is one column"),
         ("y ~ (1 | )", "character 10 .*the column of the groups"),

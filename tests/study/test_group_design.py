@@ -8,7 +8,7 @@ from cavity.study.columns import Boolean, Category, Integer, Number, Text
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.formula import parse_formula
 from cavity.study.group_design import GroupDesign
-from cavity.study.nesting import crossed, is_within, several_groups_problem
+from cavity.study.nesting import is_within, nesting_problem, several_groups_problem
 from cavity.study.scaling import ScaledColumn, Scaling
 
 AGE, WARD = Number(name="age"), Text(name="ward")
@@ -91,13 +91,28 @@ def test_crossed_and_nested_groups_are_told_apart():
     mothers, communities = ["a", "a", "b", "c"], ["x", "x", "x", "y"]
     assert is_within(mothers, communities)
     assert not is_within(communities, mothers)
-    assert crossed({"mother": mothers, "community": communities}) is None
-    assert crossed({"mother": mothers, "doctor": ["p", "q", "p", "p"]}) == ("mother", "doctor")
+    assert nesting_problem([communities, mothers], ("community", "mother")) is None
+    assert nesting_problem([None, mothers], ("client", "mother")) is None
+    assert nesting_problem([mothers], ("mother",)) is None
+    assert "the larger group first" in nesting_problem([mothers, communities], ("mother", "community"))
+    doctors = ["p", "q", "p", "p"]
+    assert "'mother' and 'doctor': they are crossed" in nesting_problem([mothers, doctors], ("mother", "doctor"))
 
 
-def test_groups_within_groups_are_refused_until_they_can_be_integrated():
-    position, message = several_groups_problem(parse_formula("y ~ (1 | community) + (1 | mother)"))
-    assert position == 22
-    assert "groups within groups are not available yet" in message
+def test_effects_of_the_larger_group_come_first():
+    design = GroupDesign("y ~ (1 | rx) + (1 | rx:ward) + (0 + age | rx)", (AGE, RX, WARD))
+    assert design.groups == ("rx", "rx:ward")
+    assert design.names == ("1|rx", "age|rx", "1|rx:ward")
+    values = VALUES | {"ward": np.array(["a:b", "c\\", "a:b"], object)}
+    labels = design.labels(values)
+    assert labels == {"rx": ["none", "high", "low"], "rx:ward": ["none:a\\:b", "high:c\\\\", "low:a\\:b"]}
+
+
+def test_formulas_with_groups_that_cannot_be_fitted():
+    assert several_groups_problem(parse_formula("y ~ (1 | community) + (1 | mother)")) is None
     assert several_groups_problem(parse_formula("y ~ (1 | ward) + (0 + age | ward)")) is None
+    position, message = several_groups_problem(parse_formula("y ~ (1 | a/b) + (1 | c)"))
+    assert position == 16
+    assert "at most two groups" in message
+    assert several_groups_problem(parse_formula("y ~ (1 | ward) + (1 | client)"))[0] == 17
     assert several_groups_problem(parse_formula("y ~ (1 | client) + (1 | `client`)")) is not None

@@ -136,8 +136,8 @@ def test_the_marginal_likelihood_is_the_normal_density_of_the_reported_parameter
     [
         ([('ward = { type = "text" }', 'ward = { type = "number" }')], "columns.ward.type.*cannot name groups"),
         ([('ward = { type = "text" }\n', "")], "undeclared column 'ward'"),
-        ([("(age | ward)", "(1 | ward) + (1 | sex)")], "model.formula.*groups within groups are not available yet"),
-        ([("(age | ward)", "(1 | client) + (1 | ward)")], "model.formula.*groups within groups"),
+        ([("(age | ward)", "(1 | client/ward) + (1 | sex)")], "model.formula.*at most two groups"),
+        ([("(age | ward)", "(1 | ward) + (1 | client)")], "model.formula.*the client is the largest group"),
         ([("(age | ward)", "(1 | ward) + (age | ward)")], "model.formula.*two effects"),
         ([("sd_scale = 2.0", "sd_scale = -1.0")], "prior.sd_scale.*positive"),
         ([("sd_scale = 2.0", 'sd_scales = { "1|wad" = 1.0 }')], "sd_scales.*unknown effect '1.wad'"),
@@ -177,10 +177,12 @@ def test_a_row_without_a_group_is_refused_or_dropped():
     ("formula", "message"),
     [
         ("stay ~ (1 | ward) + (1 | shift)", "client 'leeds': the groups 'ward' and 'shift': they are crossed"),
-        ("stay ~ (1 | ward) + (1 | floor)", "groups within groups are not available yet"),
+        ("stay ~ (1 | ward) + (1 | floor)", "'ward' is within 'floor': write the larger group first"),
+        ("stay ~ (1 | shift) + (1 | client:ward)", "they are crossed"),
+        ("stay ~ (1 | client) + (1 | shift)", "the group '0' has rows at 'leeds' and at 'york'"),
     ],
 )
-def test_crossed_and_nested_groups_are_refused_with_the_reason(formula, message):
+def test_crossed_groups_are_refused_with_the_reason(formula, message):
     frames = hospitals()
     for frame in frames.values():
         frame["shift"] = np.arange(len(frame["ward"])) % 3

@@ -18,14 +18,17 @@ from cavity_experiments.runner import Journal, Size
 
 NEAR = 0.05  # posterior sds
 EXCHANGES = {Size.QUICK: 200, Size.DEFAULT: 4000, Size.FULL: 20_000}
-ROUNDS = 10
+ROUNDS, BLOCK = 10, 10  # of PVI; exchanges of SFVI from one measurement to the next
 
 
-def settled(values: list[float]) -> int | None:
-    """The first exchange, from 1, from which on all values are small; None if there is none."""
-    far = [i for i, value in enumerate(values, 1) if not value <= NEAR]
-    first = far[-1] + 1 if far else 1
-    return first if first <= len(values) else None
+def settled(values: dict[int, float]) -> int | None:
+    """The first of the exchanges at which it was measured from which on all values are small; None if there is none."""
+    found = None
+    for exchange, value in sorted(values.items(), reverse=True):
+        if not value <= NEAR:
+            break
+        found = exchange
+    return found
 
 
 def exchanges(
@@ -50,17 +53,18 @@ def exchanges(
         tolerance=0.0,
         metrics=off(lambda posterior: posterior.q.mean),
         seed=seed,
+        rounds_per_block=BLOCK,
     )
     for method, fit in (("PVI on the marginal likelihood", ours), ("SFVI", theirs)):
-        by_round = [float(record["off"]) for record in fit.history]
-        needed = settled(by_round)
+        by_round = {int(record["round"]): float(record["off"]) for record in fit.history if "off" in record}
+        needed, last = settled(by_round), max(by_round)
         journal.row(
             "exchanges",
             study=name,
             clients=len(clients),
             method=method,
             exchanges=needed,
-            run=len(by_round),
-            off_at_the_end=by_round[-1],
+            run=last,
+            off_at_the_end=by_round[last],
         )
-        journal.say(f"{name}, {method}: {needed or f'more than {len(by_round)}'} exchanges to {NEAR} sd")
+        journal.say(f"{name}, {method}: {needed or f'more than {last}'} exchanges to {NEAR} sd")

@@ -92,6 +92,7 @@ class ProbingState(eqx.Module):
         failed: whether a smaller exponent has been tried and was no better.
         ceiling: up to which the exponent recovers.
         replies: how many replies this round has so far.
+        was_slow: whether the gaps shrank slowly in the last round.
     """
 
     exponent: float | Leaf
@@ -100,6 +101,7 @@ class ProbingState(eqx.Module):
     failed: bool | Leaf
     ceiling: float | Leaf
     replies: int | Leaf
+    was_slow: bool | Leaf = False
 
 
 class Probing(Damping):
@@ -109,7 +111,7 @@ class Probing(Damping):
     nearly as much as they correct: with an error multiplied by r in a round, r = -0.95, an exponent e multiplies it by
     1 - e (1 - r), which is 0.025 for e = 1/2. Where r is near 1 instead, a smaller exponent is worse. Gaps are squares
     of errors and do not show the sign of r, so it is tried: half the exponent is kept if the gaps shrink faster with
-    it, and taken back if not. Where gaps grew, half the exponent is what it recovers to; this ceiling rises slowly. In
+    it, and taken back if not; this starts after two slow rounds, since one may be chance. Where gaps grew, half the exponent is what it recovers to; this ceiling rises slowly. In
     the first rounds, far from the fixed point, nothing is tried and there is no ceiling.
 
     Attributes:
@@ -125,7 +127,7 @@ class Probing(Damping):
     recovery: float = 1.25
     slow: float = 0.5
     fast: float = 0.2
-    near: float = 0.25
+    near: float = 0.1
     rise: float = 1.05
 
     def init(self) -> ProbingState:
@@ -141,14 +143,15 @@ class Probing(Damping):
         failed, is_near = jnp.asarray(state.failed), total < self.near * len(gaps)
         is_probe, is_fast, grows = jnp.isfinite(state.ratio), ratio < self.fast, ratio > 1
         is_worse, is_kept = is_probe & (ratio >= state.ratio), is_probe & (ratio < state.ratio)
-        starts = ~is_probe & ~failed & ~grows & (ratio > self.slow) & is_near
+        is_slow = (ratio > self.slow) & ~grows
+        starts = ~is_probe & ~failed & is_slow & jnp.asarray(state.was_slow) & is_near
         ceiling = jnp.minimum(state.ceiling * self.rise, 1.0)
         ceiling = jnp.where(grows & is_near, halved, jnp.where(is_kept, exponent, ceiling))
         judged = jnp.where(grows | starts, halved, jnp.minimum(exponent * self.recovery, ceiling))
         judged = jnp.where(is_worse & ~grows, jnp.minimum(2 * exponent, 1.0), judged)
         failed = is_worse | (failed & ~is_fast)
-        new = ProbingState(judged, total, jnp.where(starts, ratio, jnp.inf), failed, ceiling, 0)
-        old = ProbingState(exponent, state.previous, state.ratio, state.failed, state.ceiling, replies)
+        new = ProbingState(judged, total, jnp.where(starts, ratio, jnp.inf), failed, ceiling, 0, is_slow & is_near)
+        old = ProbingState(exponent, state.previous, state.ratio, state.failed, state.ceiling, replies, state.was_slow)
         chosen = jax.tree.map(lambda n, o: jnp.asarray(jnp.where(whole, n, o)), new, old)
         return jnp.full(len(staleness), chosen.exponent), chosen
 

@@ -22,7 +22,6 @@ from cavity.core.messages import is_server_owned
 from cavity.evaluation import psis
 from cavity.fit import method
 from cavity.fit.fit import Fit
-from cavity.models.mixed.likelihood import refinement
 from cavity.models.mixed.marginal import MarginalModel
 from cavity.models.mixed.rules import LADDERS
 from cavity.simulation.stacks import buckets, device_mesh
@@ -87,7 +86,7 @@ def integration(fit: Fit) -> Integration | None:
 def _refinements(
     model: MarginalModel, theta: Float[Array, "s d"], data: Data
 ) -> tuple[Int[Array, " c"], Int[Array, " c"], Float[Array, "c s"]]:
-    return jax.vmap(lambda rows: refinement(model.latent, model.rule, theta, rows))(data)
+    return jax.vmap(lambda rows: model.refinement(theta, rows))(data)
 
 
 def remark(fit: Fit) -> str | None:

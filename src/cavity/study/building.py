@@ -21,7 +21,7 @@ from cavity.algorithms import PVI, SFVI, FedGVI, SFVIAvg
 from cavity.core import Algorithm, LatentModel, Schedule
 from cavity.core.client_data import Weighted
 from cavity.errors import DataError, StudyError
-from cavity.models.mixed.grouped_rows import GroupedRows
+from cavity.models.mixed.group_rows import GroupedRows
 from cavity.study import registry
 from cavity.study.encoding import FormulaEncoding, offset_values
 from cavity.study.findings import refuse

@@ -10,7 +10,7 @@ import numpy as np
 from cavity.core import LatentModel, Model
 from cavity.core.client_data import Weighted, as_data
 from cavity.errors import DataError
-from cavity.models.mixed.grouped_rows import GroupedRows
+from cavity.models.mixed.group_rows import GroupedRows
 from cavity.study.building import ClientRows
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import Finding, Severity

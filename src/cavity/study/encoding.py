@@ -10,14 +10,15 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from cavity.errors import StudyError
-from cavity.models.mixed.grouped_rows import GroupedRows, GroupEncoding
+from cavity.errors import DataError, StudyError
+from cavity.models.mixed.group_rows import GroupedRows, GroupEncoding
 from cavity.study.columns import Column
 from cavity.study.design import Design, template
 from cavity.study.findings import Finding, Severity, listed, refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.formula.expressions import compute, write
 from cavity.study.group_design import GroupDesign
+from cavity.study.nesting import nesting_problem
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, Sums, sums_of
 from cavity.study.table import as_table
@@ -196,11 +197,13 @@ class FormulaEncoding(GroupEncoding):
         refuse(rows.findings)
         (x, in_x), (z, in_z) = self.matrix(rows, counted_as), self.group_matrix(rows, counted_as)
         refuse((*in_x, *in_z))
-        labels = self.group_design.labels(rows.values)
+        labels, groups = self.group_design.labels(rows.values), self.group_design.groups
+        if (problem := nesting_problem([labels.get(group) for group in groups], groups)) is not None:
+            raise DataError(problem)
         y = self._outcomes(rows, counted_as) if with_outcome else None
         offset = None if with_outcome else self.offset_values(rows, counted_as)
-        group = next(map(tuple, labels.values()), None)
-        return GroupedRows(x, y, z / np.asarray(self.effect_units), group, offset)
+        outer, inner = (None if labels.get(group) is None else tuple(labels[group]) for group in (*groups, "")[:2])
+        return GroupedRows(x, y, z / np.asarray(self.effect_units), outer, inner, offset)
 
     def grouped_rows(self, table: object, *, with_outcome: bool = True) -> GroupedRows:
         table = as_table(table)

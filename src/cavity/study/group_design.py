@@ -61,8 +61,13 @@ class GroupDesign:
 
     @property
     def effects(self) -> tuple[Effects, ...]:
-        """One entry per group term, in the order of the formula. Raises StudyError."""
+        """One entry per group term, in the order of the formula, by group. Raises StudyError."""
         return _effects(self)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups, the larger one first: `ward`, `client`, `community:mother`."""
+        return tuple(dict.fromkeys(effects.term.group for effects in self.effects))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,13 +98,20 @@ class GroupDesign:
         return np.concatenate(found, axis=1)
 
     def labels(self, values: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-        """The group of each row as a text, for each column of groups; none for the client itself.
+        """The group of each row as a text, by group; none for the client itself.
 
         Args:
             values: of the rows, by column.
         """
         columns = {column.name: column for column in self.columns}
-        return {name: _labels(columns[name], values[name]) for name in parse_formula(self.formula).group_columns}
+        found = {}
+        for term in parse_formula(self.formula).groups:
+            each = [_labels(columns[name], values[name]) for name in term.group_columns]
+            if len(each) == 1:
+                found[term.group] = each[0]
+            elif each:
+                found[term.group] = [":".join(map(_escaped, names)) for names in zip(*each, strict=True)]
+        return found
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +134,8 @@ def _effects(design: GroupDesign) -> tuple[Effects, ...]:
             message = f"a group has more than {MAX_EFFECTS} effects; each needs many groups to be estimated"
             raise formula.refusal_at(term.at, message)
         found.append(effects)
-    return tuple(found)
+    order = list(widths)
+    return tuple(sorted(found, key=lambda effects: order.index((effects.term.group, effects.term.is_client))))
 
 
 def _coded(formula: Formula, term: GroupTerm, columns: Mapping[str, Column]) -> Effects:
@@ -133,11 +146,11 @@ def _coded(formula: Formula, term: GroupTerm, columns: Mapping[str, Column]) -> 
             raise formula.refusal_at(name.at, f"the column '{name.name}' {problem}")
         if computed and columns[name.name].level_names:
             raise formula.refusal_at(name.at, f"it computes with '{name.name}', which is a category and not a number")
-    if not term.is_client:
-        if term.group not in columns:
-            raise formula.refusal_at(term.group_at, f"the column '{term.group}' is not declared")
-        if (problem := columns[term.group].group_problem) is not None:
-            raise formula.refusal_at(term.group_at, f"the column '{term.group}' {problem}")
+    for name in term.group_columns:
+        if name not in columns:
+            raise formula.refusal_at(term.group_at, f"the column '{name}' is not declared")
+        if (problem := columns[name].group_problem) is not None:
+            raise formula.refusal_at(term.group_at, f"the column '{name}' {problem}")
     inner = replace(formula, terms=term.terms, intercept=term.intercept, groups=())
     used = {name.name for name, _ in term.columns}
     levels = {name: column.level_names for name, column in columns.items() if name in used and column.level_names}
@@ -153,6 +166,11 @@ def _labels(column: Column, values: np.ndarray) -> list[str]:
     if levels := column.level_names:
         return [levels[int(value)] for value in values]
     return [as_text(value) for value in values.tolist()]
+
+
+def _escaped(label: str) -> str:
+    """A label in which a colon cannot be mistaken for the one between two labels."""
+    return label.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def unit_numbers(labels: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:

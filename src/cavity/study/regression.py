@@ -32,7 +32,7 @@ from cavity.study.findings import refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.guessing import RawColumn, guess_predictor
 from cavity.study.models import formula_model
-from cavity.study.nesting import CROSSED, REMEDY, crossed
+from cavity.study.nesting import nesting_problem
 from cavity.study.priors import (
     CORRELATION_ETA,
     NORMAL,
@@ -273,10 +273,18 @@ def _group_prior(
 
 
 def _refuse_crossed(encoding: FormulaEncoding, rows: Mapping[str, Rows]) -> None:
-    """Raise DataError if the columns of two groups are crossed at a client."""
-    for client, own in rows.items():
-        if (pair := crossed(encoding.group_design.labels(own.values))) is not None:
-            raise DataError(f"client {client!r}: the groups '{pair[0]}' and '{pair[1]}': {CROSSED}; {REMEDY}")
+    """Raise DataError if the columns of two groups are crossed at a client, or a group is at two clients."""
+    groups, at = encoding.group_design.groups, {}
+    for client, own in rows.items() if groups else ():
+        labels = encoding.group_design.labels(own.values)
+        if (problem := nesting_problem([labels.get(group) for group in groups], groups)) is not None:
+            raise DataError(f"client {client!r}: {problem}")
+        smaller = () if len(groups) < 2 or encoding.parsed.groups[-1].is_within_client else labels[groups[-1]]
+        for label in dict.fromkeys(smaller):
+            if (other := at.setdefault(label, client)) != client:
+                raise DataError(
+                    f"the group {label!r} has rows at {other!r} and at {client!r}, but a group belongs to one client"
+                )
 
 
 def _tables(frames: Mapping[str, object]) -> dict[str, Table]:

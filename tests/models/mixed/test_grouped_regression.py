@@ -189,7 +189,9 @@ def test_a_group_at_two_clients_is_refused():
         ({"fixed_scale": [1.0]}, "fixed_scale has the length"),
         ({"sd_scale": [1.0]}, "sd_scale has the length"),
         ({"family_scale": [1.0]}, "family_scale has the length"),
-        ({"effects": (GroupEffects(("1",), "a"), GroupEffects(("1",), "b"))}, "one group of effects"),
+        ({"effects": tuple(GroupEffects(("1",), name) for name in "abc")}, "one or two groups"),
+        ({"effects": tuple(GroupEffects((name,), "aba"[i]) for i, name in enumerate("1xz"))}, "'a' come first"),
+        ({"effects": (GroupEffects(("1", "x", "z"), "a"), GroupEffects(("1",), "b"))}, "at most 2 effects each"),
     ],
 )
 def test_a_model_of_unlike_sizes_is_refused(changes, message):

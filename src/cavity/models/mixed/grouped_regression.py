@@ -10,6 +10,10 @@ parameters are
 
 and the local latents u of a group stay at its client, as do the names of groups.
 
+**Groups within groups** (mothers in communities). Terms are of one group, or of two, the larger one first. Then the
+units with local latents are the larger groups, and the effects of the smaller ones, which are independent given those
+of their larger group, are integrated out in `log_joint` (`nested`).
+
 Names are those of bambi: `1|ward_sigma` and `age|ward_sigma` for standard deviations, `sigma` for the noise; the
 correlation is `1,age|ward_corr`. They and the effects themselves (`1|ward[L1]`) are in the units of the data.
 """
@@ -19,7 +23,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,9 +33,8 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from cavity.core import Data, LatentModel, Likelihood
+from cavity.core import Data, Likelihood
 from cavity.core.fields import as_number
-from cavity.core.messages import Record
 from cavity.core.types import Leaf
 from cavity.errors import CavityError, DataError
 from cavity.models.glm.columns import units_of
@@ -41,57 +45,41 @@ from cavity.models.mixed.group_priors import (
     log_lkj_density,
     log_sd_density,
     log_sd_moments,
-    num_correlations,
 )
-from cavity.models.mixed.grouped_rows import GroupedRows, GroupEncoding, checked_rows
+from cavity.models.mixed.group_rows import GroupedRows, GroupEffects, GroupEncoding, checked_rows
+from cavity.models.mixed.group_structure import ONE, GroupStructure
+from cavity.models.mixed.group_units import fixed_in_units
 
+__all__ = ["GroupEffects", "GroupEncoding", "GroupedRegression", "GroupedRows", "Loadings"]
+
+MOST_NESTED = 2  # effects of a group that has groups within it, or is within one
 ETA = 2.0  # of LKJ: weakly prefers small correlations
 START_SCALE = 0.1
-ONE = "1"  # the name of an intercept
 
 
-@dataclass(frozen=True)
-class GroupEffects(Record):
-    """The effects of one term, `(age | ward)`.
+class Loadings(NamedTuple):
+    """The parts of the predictor f = fixed + outer . u + inner . w of each row, and the further predictors.
 
     Attributes:
-        names: `1` for the intercept, then the slopes.
-        group: the column of the groups, or `client`.
-        correlated: whether the effects are.
-        stratified: whether they are coefficients of each group's own, whose standard deviation is known.
+        fixed: X beta.
+        outer: by which the latents of a row's group are multiplied.
+        inner: by which those of its smaller group are.
+        family: the further predictors.
     """
 
-    names: tuple[str, ...]
-    group: str
-    correlated: bool = True
-    stratified: bool = False
-
-    @property
-    def num_correlations(self) -> int:
-        """How many correlations are parameters."""
-        return num_correlations(len(self.names)) if self.correlated else 0
-
-    @property
-    def full_names(self) -> tuple[str, ...]:
-        """`1|ward`, `age|ward`."""
-        return tuple(f"{name}|{self.group}" for name in self.names)
-
-    @property
-    def correlation_names(self) -> tuple[str, ...]:
-        """`1,age|ward_corr`, row by row below the diagonal."""
-        if not self.correlated:
-            return ()
-        pairs = [(first, second) for i, second in enumerate(self.names) for first in self.names[:i]]
-        return tuple(f"{first},{second}|{self.group}_corr" for first, second in pairs)
+    fixed: Float[Array, " n"]
+    outer: Float[Array, "n l"]
+    inner: Float[Array, "n k"]
+    family: Float[Array, " p"]
 
 
-class GroupedRegression(LatentModel):
+class GroupedRegression(GroupStructure):
     """A regression whose effects vary between groups, each of which has all its rows at one client.
 
     Attributes:
         likelihood: of one outcome; its first predictor is f, further ones have one value for all rows.
         features: the names of the columns of x.
-        effects: the group terms; all have the same group.
+        effects: the group terms; all have the same group, or those of a larger group come first.
         fixed_scale: prior standard deviations of the intercept and the slopes, which have mean 0.
         family_scale: those of the further predictors.
         sd_scale: scales of the priors of standard deviations, one per effect; of a stratified one, the known value.
@@ -121,14 +109,19 @@ class GroupedRegression(LatentModel):
     family_in_units: tuple[bool, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
-        groups = {effects.group for effects in self.effects}
-        if len(groups) != 1:
-            raise CavityError(f"one group of effects is needed, not {len(groups)}: {', '.join(sorted(groups))}")
+        if len(self.groups) not in (1, 2):
+            raise CavityError(
+                f"effects of one or two groups are needed, not {len(self.groups)}: {', '.join(self.groups)}"
+            )
+        if [effects.group for effects in self.effects] != [e.group for group in self.groups for e in self._of(group)]:
+            raise CavityError(f"the effects of '{self.groups[0]}' come first, then those of '{self.groups[1]}'")
+        if self.num_inner and max(self.num_local, self.num_inner) > MOST_NESTED:
+            raise CavityError(f"groups within groups have at most {MOST_NESTED} effects each; use fewer slopes")
         sizes = {
             "fixed_scale": (self.fixed_scale.shape, (len(self.fixed_names),)),
             "family_scale": (self.family_scale.shape, (len(self.family_names),)),
-            "sd_scale": (self.sd_scale.shape, (self.num_local,)),
-            "effect_units": ((len(self._effect_units),), (self.num_local,)),
+            "sd_scale": (self.sd_scale.shape, (len(self.effect_names),)),
+            "effect_units": ((len(self._effect_units),), (len(self.effect_names),)),
             "family_names": ((1 + len(self.family_names),), (self.likelihood.num_predictors,)),
         }
         for name, (found, expected) in sizes.items():
@@ -136,52 +129,8 @@ class GroupedRegression(LatentModel):
                 raise CavityError(f"{name} has the length {found}; the model needs {expected}")
 
     @property
-    def fixed_names(self) -> tuple[str, ...]:
-        """The intercept and the slopes."""
-        return (*(("intercept",) if self.intercept else ()), *self.features)
-
-    @property
-    def effect_names(self) -> tuple[str, ...]:
-        """One per column of z: `1|ward`, `age|ward`."""
-        return tuple(name for effects in self.effects for name in effects.full_names)
-
-    @property
-    def group(self) -> str:
-        """The column of the groups, or `client`."""
-        return self.effects[0].group
-
-    @property
     def _effect_units(self) -> tuple[float, ...]:
-        return (1.0,) * self.num_local if self.effect_units is None else self.effect_units
-
-    @property
-    def num_global(self) -> int:
-        correlations = sum(effects.num_correlations for effects in self.effects)
-        return len(self.fixed_names) + len(self.family_names) + int(self._is_learned.sum()) + correlations
-
-    @property
-    def num_local(self) -> int:
-        return sum(len(effects.names) for effects in self.effects)
-
-    @property
-    def has_own_intercept(self) -> bool:
-        """Whether each group has its own intercept, with the prior of an intercept."""
-        return any(effects.stratified and ONE in effects.names for effects in self.effects)
-
-    @property
-    def _is_learned(self) -> np.ndarray:
-        """Of each effect, whether its standard deviation is a parameter."""
-        return np.array([not effects.stratified for effects in self.effects for _ in effects.names], bool)
-
-    @property
-    def theta(self) -> None:
-        return None
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        sds = (f"{name}_sigma" for name, learned in zip(self.effect_names, self._is_learned, strict=True) if learned)
-        correlations = (name for effects in self.effects for name in effects.correlation_names)
-        return (*self.fixed_names, *self.family_names, *sds, *correlations)
+        return (1.0,) * len(self.effect_names) if self.effect_units is None else self.effect_units
 
     @property
     def start(self) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
@@ -208,12 +157,25 @@ class GroupedRegression(LatentModel):
         own = jnp.zeros(len(self.family_names)) if self.family_mean is None else self.family_mean
         return jnp.concatenate([jnp.zeros(len(self.fixed_names), own.dtype), own])
 
-    def _split(self, z: Float[Array, " g"]) -> tuple[Array, Array, Array, list[Array]]:
-        """Fixed effects, further predictors, log sds, and the correlation parameters of each term."""
-        sizes = [len(self.fixed_names), len(self.family_names), int(self._is_learned.sum())]
-        sizes += [effects.num_correlations for effects in self.effects]
-        fixed, family, log_sd, *correlations = jnp.split(z, np.cumsum(sizes)[:-1])
-        return fixed, family, log_sd, correlations
+    @property
+    def within(self) -> GroupedRegression:
+        """The model of the smaller groups alone, whose rows have an offset."""
+        return replace(
+            self,
+            features=(),
+            effects=self.effects[len(self._of(self.group)) :],
+            fixed_scale=self.fixed_scale[:0],
+            sd_scale=self.sd_scale[self.num_local :],
+            intercept=False,
+            effect_units=None,
+            encoding=None,
+        )
+
+    def of_within(self, z_global: Float[Array, " g"]) -> Float[Array, " h"]:
+        """The parameters of `within`."""
+        _, family, log_sd, correlations = self._split(z_global)
+        outer = int(self._is_learned[: self.num_local].sum())
+        return jnp.concatenate([family, log_sd[outer:], *correlations[len(self._of(self.group)) :]])
 
     def _correlation_roots(self, correlations: Sequence[Array]) -> list[Array]:
         pairs = zip(self.effects, correlations, strict=True)
@@ -241,20 +203,42 @@ class GroupedRegression(LatentModel):
                 found = found + log_lkj_density(v, len(effects.names), self.eta)
         return found.astype(z_global.dtype)
 
-    def predictors(
-        self, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], batch: Mapping[str, Leaf]
-    ) -> Float[Array, "n k"]:
-        """The predictors of each row; `batch` has x, z and the number of each row's group."""
+    def loadings(self, z_global: Float[Array, " g"], batch: Mapping[str, Leaf]) -> Loadings:
+        """The parts of the predictors of each row; `batch` has x and z, and may have an offset."""
         fixed, family, _, _ = self._split(z_global)
-        x, z, unit = (jnp.asarray(batch[name]) for name in ("x", "z", "unit"))
-        f = x @ fixed[int(self.intercept) :] + (fixed[0] if self.intercept else 0.0)
-        effects = z_local @ self.root(z_global).T  # b = L u
-        f = f + jnp.sum(z * effects[unit], axis=-1)
-        return jnp.stack([f, *(jnp.broadcast_to(value, f.shape) for value in family)], axis=-1)
+        x, z = (jnp.asarray(batch[name]) for name in ("x", "z"))
+        f = x @ fixed[int(self.intercept) :] + (fixed[0] if self.intercept else 0.0) + batch.get("offset", 0.0)
+        of_local = z @ self.root(z_global)  # z b = z L u
+        return Loadings(f, of_local[:, : self.num_local], of_local[:, self.num_local :], family)
+
+    def predictors(
+        self,
+        z_global: Float[Array, " g"],
+        z_local: Float[Array, "u l"],
+        batch: Mapping[str, Leaf],
+        z_inner: Float[Array, "i k"] | None = None,
+    ) -> Float[Array, "n p"]:
+        """The predictors of each row.
+
+        Args:
+            z_global: Z_G.
+            z_local: the latents of each group.
+            batch: x, z and the number of each row's group; `inner` is that of its smaller group.
+            z_inner: the latents of each smaller group; None leaves their effects out.
+        """
+        parts = self.loadings(z_global, batch)
+        f = parts.fixed + jnp.sum(parts.outer * z_local[jnp.asarray(batch["unit"])], axis=-1)
+        if z_inner is not None:
+            f = f + jnp.sum(parts.inner * z_inner[jnp.asarray(batch["inner"])], axis=-1)
+        return jnp.stack([f, *(jnp.broadcast_to(value, f.shape) for value in parts.family)], axis=-1)
 
     def log_joint(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data, key: PRNGKeyArray
     ) -> Float[Array, " u"]:
+        if self.num_inner:
+            from cavity.models.mixed.nested_likelihood import outer_joint  # it needs this module
+
+            return outer_joint(self, z_global, z_local, data)
         batch = data.batch
         f = self.predictors(z_global, z_local, batch)
         weight = jnp.asarray(data.weight, f.dtype)
@@ -297,28 +281,20 @@ class GroupedRegression(LatentModel):
 
     def _in_units(self, fixed: Float[Array, " f"]) -> tuple[Float[Array, ""], Float[Array, " f"]]:
         """What the units of the data add to an intercept of the groups' own, and the fixed effects in these units."""
-        centre, scale = self._outcome_units
         block = None if self.encoding is None else self.encoding.to_computed()
-        full = scale * fixed
-        if self.has_own_intercept and not self.intercept:
-            full = jnp.concatenate([jnp.zeros(1, fixed.dtype), full])
-        if self.intercept or self.has_own_intercept:
-            full = full.at[0].add(centre)
-        if block is not None:  # X reported = centre + scale (Z computed), and Z = X block^-1
-            full = jnp.asarray(np.linalg.inv(block), fixed.dtype) @ full
-        if self.has_own_intercept and not self.intercept:
-            return full[0], full[1:]
-        return jnp.zeros((), fixed.dtype), full
+        own = self.has_own_intercept and not self.intercept
+        return fixed_in_units(fixed, self._outcome_units, block, intercept=self.intercept, own_intercept=own)
 
     def constrain_local(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
     ) -> OrderedDict[str, Array]:
-        """The effects of each group, in the units of the data."""
-        effects = (z_local @ self.root(z_global).T) * self._sd_units
+        """The effects of each group, in the units of the data; those of groups within groups are not among them."""
+        size = self.num_local
+        effects = (z_local @ self.root(z_global)[:size, :size].T) * self._sd_units[:size]
         added, _ = self._in_units(self._split(z_global)[0])
-        is_own = [effects.stratified and name == ONE for effects in self.effects for name in effects.names]
+        is_own = [each.stratified and name == ONE for each in self.effects for name in each.names][:size]
         effects = effects + jnp.where(np.array(is_own), added, 0.0)
-        return OrderedDict(zip(self.effect_names, effects.T, strict=True))
+        return OrderedDict(zip(self.effect_names[:size], effects.T, strict=True))
 
     def expected_outcome(
         self,
@@ -329,22 +305,29 @@ class GroupedRegression(LatentModel):
         z_local: Float[Array, "u l"] | None,
         labels: Sequence[Hashable] | None,
     ) -> Float[Array, "n ..."]:
-        """E[y | Z] at new rows. Groups that are among `labels` have their row of `z_local`; others are drawn."""
+        """E[y | Z] at new rows. Groups that are among `labels` have their row of `z_local`; others are drawn.
+
+        So are groups within groups.
+        """
         if z_local is None and not self._is_learned.all():
             raise CavityError(
                 "clients have coefficients of their own; predict for a client: fit.local(name).predict(x)"
             )
         rows = self._rows(x, with_outcome=False)
-        names = [0] * len(rows.x) if rows.labels is None else list(rows.labels)
-        groups = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        groups = {name: i for i, name in enumerate(dict.fromkeys(rows.outer))}
+        key, inner_key = jax.random.split(key)
         drawn = jax.random.normal(key, (len(groups), self.num_local), z_global.dtype)
         if z_local is not None:
             places = {label: i for i, label in enumerate([0] if labels is None else labels)}
             known = np.array([places.get(group, -1) for group in groups])
             drawn = jnp.where((known >= 0)[:, None], z_local[known], drawn)
-        batch = {"x": rows.x, "z": rows.z, "unit": np.array([groups[name] for name in names], np.int32)}
+        batch = {"x": rows.x, "z": rows.z, "unit": np.array([groups[name] for name in rows.outer], np.int32)}
+        inner = None
+        if self.num_inner:
+            batch["inner"] = rows.first_of_inner()
+            inner = jax.random.normal(inner_key, (len(rows.x), self.num_inner), z_global.dtype)
         centre, scale = self._outcome_units
-        f = self.predictors(z_global, drawn, batch)
+        f = self.predictors(z_global, drawn, batch, inner)
         if rows.offset is not None:
             f = f.at[:, 0].add(jnp.asarray(rows.offset / scale, f.dtype))
         return centre + scale * self.likelihood.mean(f)
@@ -355,11 +338,13 @@ class GroupedRegression(LatentModel):
         if problem := self.likelihood.check(rows.y):
             raise DataError(problem)
         num_rows = len(rows.y)
-        labels = None if rows.labels is None else list(dict.fromkeys(rows.labels))
-        places = {label: i for i, label in enumerate(labels or ())}
-        unit = [0] * num_rows if rows.labels is None else [places[label] for label in rows.labels]
-        batch = {"x": rows.x, "y": rows.y, "z": rows.z, "unit": np.array(unit, np.int32)}
-        units = units_of(labels, 1 if labels is None else len(labels))
+        labels = list(dict.fromkeys(rows.outer))
+        places = {label: i for i, label in enumerate(labels)}
+        unit = np.array([places[label] for label in rows.outer], np.int32)
+        batch = {"x": rows.x, "y": rows.y, "z": rows.z, "unit": unit}
+        if self.num_inner:
+            batch["inner"] = rows.first_of_inner()
+        units = units_of(None if rows.labels is None else labels, len(labels))
         return Data(batch, np.ones(num_rows), np.asarray(num_rows), units)
 
     def unit_labels(self, value: PyTree) -> Sequence[Hashable] | None:
@@ -372,9 +357,17 @@ class GroupedRegression(LatentModel):
         elif self.encoding is not None:
             return self.encoding.grouped_rows(value, with_outcome=with_outcome)
         elif isinstance(value, Mapping) and {"x", "z"} <= set(value):
-            labels = value.get("group")
-            labels = None if labels is None else tuple(np.asarray(labels).tolist())
-            rows = GroupedRows(value["x"], value.get("y"), value["z"], labels)
+            labels, inner = (
+                None if value.get(name) is None else tuple(np.asarray(value[name]).tolist())
+                for name in ("group", "inner")
+            )
+            if (inner is None) == bool(self.num_inner):
+                raise DataError(
+                    "the smaller group of each row is `inner`"
+                    if self.num_inner
+                    else "`inner` is for models of groups within groups"
+                )
+            rows = GroupedRows(value["x"], value.get("y"), value["z"], labels, inner)
         else:
             raise DataError("give a dict with x [n, p], y [n], z [n, l] and group [n] (left out if it is the client)")
         return checked_rows(

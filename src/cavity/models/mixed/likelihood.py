@@ -23,16 +23,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from cavity.core import Data, LatentModel
 from cavity.models.mixed.integration import checked_units, log_marginal, placed
 from cavity.models.mixed.modes import FIRST, unit_modes
-from cavity.models.mixed.rules import TOLERANCE, Rule, tables
+from cavity.models.mixed.rules import GroupedPoints, Rule, agree
 
 T = TypeVar("T")
-ROUNDING = 50  # machine epsilons by which a log likelihood is uncertain, relative to its size
 AT_ONCE = 1 << 20  # rows times points that are evaluated together
 
 
@@ -48,30 +46,6 @@ class _RowsNear(eqx.Module):
     batch: PyTree
     modes: Float[Array, "u l"]
     level: Int[Array, ""]
-
-
-class _Points(eqx.Module):
-    """The points of one order in groups, of which the first `count` are needed.
-
-    Attributes:
-        points: by group.
-        log_weights: by group.
-        count: of groups.
-    """
-
-    points: Float[Array, "i k l"]
-    log_weights: Float[Array, "i k"]
-    count: Int[Array, ""]
-
-    @classmethod
-    def at(cls, orders: tuple[int, ...], num_local: int, level: Int[Array, ""] | int, dtype: DTypeLike) -> _Points:
-        """Those of the order at this place."""
-        every = tables(num_local, orders)
-        points, log_weights = (jnp.asarray(part, dtype)[level] for part in (every.points, every.log_weights))
-        by_group = (-1, every.group)
-        return cls(
-            points.reshape(*by_group, num_local), log_weights.reshape(by_group), jnp.asarray(every.counts)[level]
-        )
 
 
 class _Placed(eqx.Module):
@@ -127,11 +101,10 @@ def _level(
     last = len(orders) - 1
 
     def value(level: Int[Array, ""]) -> Float[Array, " u"]:
-        return _value(model, z, data, where, _Points.at(orders, modes.shape[1], level, z.dtype))
+        return _value(model, z, data, where, GroupedPoints.at(orders, modes.shape[1], level, z.dtype))
 
     def differs(here: Float[Array, " u"], finer: Float[Array, " u"]) -> Bool[Array, ""]:
-        small = jnp.maximum(TOLERANCE, ROUNDING * jnp.finfo(z.dtype).eps * jnp.abs(finer))
-        return jnp.any(present & ~(jnp.abs(finer - here) < small))
+        return jnp.any(present & ~agree(here, finer))
 
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         level, _, finer = state
@@ -173,7 +146,7 @@ def refinement(
         where = _Placed(*placed(model, model.theta, z, unit_modes(model, model.theta, z, start, data), data))
         here, there = (
             jnp.sum(jnp.where(present, _value(model, z, data, where, points), 0.0))
-            for points in (_Points.at(orders, num_local, each, z.dtype) for each in (level, other))
+            for points in (GroupedPoints.at(orders, num_local, each, z.dtype) for each in (level, other))
         )
         return there - here
 
@@ -221,7 +194,7 @@ def _log_likelihood(
     assert data.units is not None
     modes = unit_modes(model, model.theta, z, start, data)
     where = _Placed(*placed(model, model.theta, z, modes, data))
-    each = _value(model, z, data, where, _Points.at(rule.orders(start.shape[1]), start.shape[1], level, z.dtype))
+    each = _value(model, z, data, where, GroupedPoints.at(rule.orders(start.shape[1]), start.shape[1], level, z.dtype))
     return jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, each, 0.0))
 
 
@@ -245,7 +218,7 @@ def _value_and_slope(
 ) -> tuple[Float[Array, ""], Float[Array, " g"]]:
     assert data.units is not None
     present = jnp.asarray(data.units.weight) > 0
-    points = _Points.at(rule.orders(start.shape[1]), start.shape[1], level, z.dtype)
+    points = GroupedPoints.at(rule.orders(start.shape[1]), start.shape[1], level, z.dtype)
     modes = jax.lax.stop_gradient(unit_modes(model, model.theta, jax.lax.stop_gradient(z), start, data))
     where, from_place = jax.vjp(lambda z: _Placed(*placed(model, model.theta, z, modes, data)), z)
     each = _each_point(model, z, data, where, points)
@@ -268,14 +241,14 @@ def _value_and_slope(
 
 
 def _value(
-    model: LatentModel, z: Float[Array, " g"], data: Data, where: _Placed, points: _Points
+    model: LatentModel, z: Float[Array, " g"], data: Data, where: _Placed, points: GroupedPoints
 ) -> Float[Array, " u"]:
     """Log p(y_u | Z_G) of each unit."""
     return logsumexp(_each_point(model, z, data, where, points), axis=(0, 1)) + where.scale
 
 
 def _each_point(
-    model: LatentModel, z: Float[Array, " g"], data: Data, where: _Placed, points: _Points
+    model: LatentModel, z: Float[Array, " g"], data: Data, where: _Placed, points: GroupedPoints
 ) -> Float[Array, "i k u"]:
     """The log joint density of each unit at each point, with its weight; minus infinity at points of weight 0."""
 
@@ -287,7 +260,7 @@ def _each_point(
     return found + points.log_weights[..., None]
 
 
-def _loop(points: _Points, step: Callable[[tuple[Array, T]], tuple[Array, T]], first: T) -> tuple[Array, T]:
+def _loop(points: GroupedPoints, step: Callable[[tuple[Array, T]], tuple[Array, T]], first: T) -> tuple[Array, T]:
     """`step` of every group that is needed."""
     zero = jnp.zeros_like(points.count)
     return jax.lax.while_loop(lambda state: state[0] < points.count, step, (zero, first))

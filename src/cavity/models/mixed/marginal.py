@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.core import Data, LatentModel, Model, PredictiveModel
 from cavity.core.fields import as_number
@@ -25,7 +25,8 @@ from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
 from cavity.errors import CavityError
 from cavity.models.latent_prior import SERVER, prior_in
-from cavity.models.mixed.likelihood import log_likelihood, rows_near
+from cavity.models.mixed import likelihood, nested_likelihood
+from cavity.models.mixed.grouped_regression import GroupedRegression
 from cavity.models.mixed.rules import MOST_LATENTS, Rule
 from cavity.models.numpyro.globals_only import as_rows
 from cavity.models.numpyro.latent_model import NumpyroModel
@@ -69,17 +70,31 @@ class MarginalModel(PredictiveModel):
             correction = self.latent.log_prior(self.latent.theta, theta) - self.prior.log_prob(theta)
             return jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype) * correction
         in_units = self.latent.log_outcome_scale * jnp.sum(jnp.asarray(data.weight)).astype(theta.dtype)
-        return log_likelihood(self.latent, self.rule, theta, data) - in_units
+        if (nested := _nested(self.latent)) is not None:
+            return nested_likelihood.log_likelihood(nested, self.rule, theta, data) - in_units
+        return likelihood.log_likelihood(self.latent, self.rule, theta, data) - in_units
 
     @property
     def row_cost(self) -> float:
-        return self.rule.cost(self.latent.num_local)
+        nested = _nested(self.latent)
+        return self.rule.cost(self.latent.num_local) if nested is None else nested_likelihood.cost(nested, self.rule)
 
     def rows_near(self, posterior: Gaussian, data: Data) -> Data:
         if _is_servers(data.batch):
             return data
         mean, sds = posterior.mean, jnp.diag(jnp.minimum(jnp.sqrt(posterior.variance), REACH))
-        return rows_near(self.latent, self.rule, jnp.concatenate([mean[None], mean + sds, mean - sds]), data)
+        points = jnp.concatenate([mean[None], mean + sds, mean - sds])
+        if (nested := _nested(self.latent)) is not None:
+            return nested_likelihood.rows_near(nested, self.rule, points, data)
+        return likelihood.rows_near(self.latent, self.rule, points, data)
+
+    def refinement(
+        self, theta: Float[Array, "s d"], data: Data
+    ) -> tuple[Int[Array, ""], Int[Array, ""], Float[Array, " s"]]:
+        """The order of the rule at a client, a finer one, and by how much that changes its log likelihood at theta."""
+        if (nested := _nested(self.latent)) is not None:
+            return nested_likelihood.refinement(nested, self.rule, theta, data)
+        return likelihood.refinement(self.latent, self.rule, theta, data)
 
     def server_entries(self) -> dict[str, Data]:
         if not self.corrected:
@@ -99,6 +114,9 @@ class MarginalModel(PredictiveModel):
 
     @property
     def remarks(self) -> tuple[str, ...]:
+        nested = _nested(self.latent)
+        if nested is not None:
+            return (*self.latent.remarks, nested_likelihood.describe(nested, self.rule))
         return (*self.latent.remarks, self.rule.describe(self.latent.num_local))
 
     def with_order(self, order: int | None) -> MarginalModel:
@@ -121,6 +139,11 @@ class MarginalModel(PredictiveModel):
         draws = posterior.sample(draw_key, (num_draws or DEFAULT_DRAWS,))
         keys = jax.random.split(outcome_key, len(draws))
         return prediction_from_draws(jax.vmap(lambda key, z: expected(None, z, x, key, None, None))(keys, draws))
+
+
+def _nested(model: LatentModel) -> GroupedRegression | None:
+    """The model, where its groups are within groups."""
+    return model if isinstance(model, GroupedRegression) and model.num_inner else None
 
 
 def _is_servers(batch: PyTree) -> bool:

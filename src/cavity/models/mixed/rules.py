@@ -25,12 +25,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
 
+from cavity.core.types import Leaf
 from cavity.distributions.quadrature import hermite_grid, product_grid, quasi_normal_points
 
 LADDERS = {1: (7, 13, 25, 49, 97), 2: (5, 9, 15, 25)}  # nodes per latent
@@ -41,6 +44,7 @@ DEFAULT_POINTS = 256  # for three or more latents
 MOST_LATENTS = 8  # per unit; with more, importance weights of a few hundred points become too uneven
 MOST_HERMITE = 21
 TOLERANCE = 1e-5  # nats per unit
+ROUNDING = 50  # machine epsilons by which a log likelihood is uncertain, relative to its size
 STRETCH = 0.4  # c of the trapezoidal rule
 
 
@@ -119,14 +123,53 @@ class Tables:
     Attributes:
         points: by order.
         log_weights: times exp(|x|^2 / 2), by order.
-        counts: groups of points that are needed, by order.
-        group: the number of points of a group.
+        sizes: the number of points, by order.
+        group: the number of points of a group, of which some may have the weight 0.
     """
 
     points: Float[np.ndarray, "o k l"]
     log_weights: Float[np.ndarray, "o k"]
-    counts: Int[np.ndarray, " o"]
+    sizes: Int[np.ndarray, " o"]
     group: int
+
+    @property
+    def counts(self) -> Int[np.ndarray, " o"]:
+        """The number of groups, by order."""
+        return -(-self.sizes // self.group)
+
+
+class GroupedPoints(NamedTuple):
+    """The points of one order in groups, of which the first `count` are needed.
+
+    Attributes:
+        points: by group.
+        log_weights: times exp(|x|^2 / 2), by group.
+        count: of groups.
+    """
+
+    points: Float[Array, "i k l"]
+    log_weights: Float[Array, "i k"]
+    count: Int[Array, ""]
+
+    @classmethod
+    def at(
+        cls, orders: tuple[int, ...], num_local: int, level: Int[Array, ""] | int, dtype: DTypeLike
+    ) -> GroupedPoints:
+        """Those of the order at this place."""
+        every = tables(num_local, orders)
+        points, log_weights = (jnp.asarray(part, dtype)[level] for part in (every.points, every.log_weights))
+        by_group = (-1, every.group)
+        return cls(
+            points.reshape(*by_group, num_local), log_weights.reshape(by_group), jnp.asarray(every.counts)[level]
+        )
+
+
+def agree(
+    here: Float[Array, " u"], finer: Float[Array, " u"], tolerance: Leaf | float = TOLERANCE
+) -> Bool[Array, " u"]:
+    """Whether two log marginal likelihoods are the same up to the tolerance and rounding errors."""
+    rounding = ROUNDING * jnp.finfo(finer.dtype).eps * jnp.abs(finer)
+    return jnp.abs(finer - here) < jnp.maximum(tolerance, rounding)
 
 
 @cache
@@ -134,11 +177,11 @@ def tables(num_local: int, orders: tuple[int, ...]) -> Tables:
     """The points of several orders for so many latents."""
     each = [_points(num_local, order) for order in orders]
     group = min(GROUPS.get(num_local, MOST_AT_ONCE), max(len(points) for points, _ in each))
-    counts = np.array([-(-len(points) // group) for points, _ in each], np.int32)
-    length = group * int(counts.max())
+    sizes = np.array([len(points) for points, _ in each], np.int32)
+    length = group * -(-int(sizes.max()) // group)
     points = [np.concatenate([part, np.zeros((length - len(part), num_local))]) for part, _ in each]
     weights = [np.concatenate([part, np.full(length - len(part), -np.inf)]) for _, part in each]
-    return Tables(np.stack(points), np.stack(weights), counts, group)
+    return Tables(np.stack(points), np.stack(weights), sizes, group)
 
 
 @cache

@@ -73,7 +73,7 @@ class Formula:
     @property
     def group_columns(self) -> tuple[str, ...]:
         """The columns that name the groups, in their order; the client itself is no column."""
-        return tuple(dict.fromkeys(term.group for term in self.groups if not term.is_client))
+        return tuple(dict.fromkeys(name for term in self.groups for name in term.group_columns))
 
     @property
     def offset_columns(self) -> tuple[str, ...]:

@@ -4,8 +4,9 @@
 coefficient: the groups are the clients, and the standard deviation of the effects is known.
 
 As in lme4 and bambi: an intercept is added unless it is removed, the effects of one bar are correlated, and `||` makes
-all of them independent. The group is a column whose levels are not declared, or, without backticks, `client`: the
-client itself. A column of that name goes between backticks.
+all of them independent. `(1 | community/mother)` is `(1 | community) + (1 | community:mother)`, groups within groups.
+The group is a column whose levels are not declared, or, without backticks, `client`: the client itself. A column of
+that name goes between backticks.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ class GroupTerm:
         terms: with factors; the intercept is not one of them.
         intercept: whether it has one.
         correlated: whether its effects are.
-        group: the column of the groups, or `client`.
+        group: the column of the groups, or `client`; `community:mother` for groups within groups.
         is_client: whether the group is the client itself, and no column.
         at: the position of its bracket in the formula.
         group_at: that of the group.
+        group_columns: whose values name the groups; none for the client.
+        is_within_client: whether the larger group of `client:ward` is the client.
         stratified: whether each client has its own coefficients, with the prior of a coefficient.
     """
 
@@ -44,6 +47,8 @@ class GroupTerm:
     is_client: bool
     at: int = field(compare=False)
     group_at: int = field(compare=False)
+    group_columns: tuple[str, ...] = ()
+    is_within_client: bool = False
     stratified: bool = False
 
     @property
@@ -59,7 +64,8 @@ class GroupTerm:
         if self.stratified:
             return f"{STRATIFIED}({', '.join([*(['1'] if self.intercept else []), *parts])})"
         parts = ["1" if self.intercept else "0", *parts]
-        group = CLIENT if self.is_client else _quoted(self.group)
+        names = [CLIENT] if self.is_client or self.is_within_client else []
+        group = ":".join([*names, *map(_quoted, self.group_columns)])
         return f"({' + '.join(parts)} {'|' if self.correlated else '||'} {group})"
 
 
@@ -78,6 +84,10 @@ def split_groups(text: str, right: Sum, outcomes: tuple[str, ...], expansion: Ex
         match part:
             case Bar() | Call(function="stratified") if sign == "-":
                 raise refusal(text, part.at, "effects of groups cannot be removed; leave the term out")
+            case Bar(within=Name() as outer, expands=True):
+                larger = replace(part, group=outer, within=None, expands=False)
+                found.append(_group_term(text, larger, outcomes, expansion))
+                found.append(_group_term(text, part, outcomes, expansion))
             case Bar():
                 found.append(_group_term(text, part, outcomes, expansion))
             case Call(function="stratified"):
@@ -98,17 +108,29 @@ def _group_term(text: str, bar: Bar, outcomes: tuple[str, ...], expansion: Expan
     for term in with_factors:
         if not any(True for factor in term.factors for _ in columns(factor.node)):
             raise refusal(text, term.at, "this has no column; a constant is the intercept")
-    is_client = bar.group.name == CLIENT and not bar.group.quoted
+    names = [name for name in (bar.within, bar.group) if name is not None]
+    columns_of_group = tuple(name.name for name in names if not _is_client(name))
+    if bar.within is not None and (_is_client(bar.group) or bar.within.name == bar.group.name):
+        raise refusal(text, bar.group.at, f"'{bar.group.name}' cannot be within '{bar.within.name}'")
     found = GroupTerm(
-        with_factors, intercept, bar.correlated, bar.group.name, is_client, at=bar.at, group_at=bar.group.at
+        with_factors,
+        intercept,
+        bar.correlated,
+        ":".join(name.name for name in names),
+        _is_client(bar.group),
+        at=bar.at,
+        group_at=bar.group.at,
+        group_columns=columns_of_group,
+        is_within_client=bar.within is not None and _is_client(bar.within),
     )
     for name, _ in found.columns:
         if name.name in outcomes:
             raise refusal(text, name.at, f"the outcome '{name.name}' is also on the right; remove it there")
-        if name.name == bar.group.name and not is_client:
+        if name.name in columns_of_group:
             raise refusal(text, name.at, f"'{name.name}' cannot be an effect and the group of the same term")
-    if bar.group.name in outcomes and not is_client:
-        raise refusal(text, bar.group.at, f"the outcome '{bar.group.name}' cannot be the group")
+    for name in names:
+        if name.name in outcomes and not _is_client(name):
+            raise refusal(text, name.at, f"the outcome '{name.name}' cannot be the group")
     return found
 
 
@@ -121,6 +143,11 @@ def _stratified(text: str, call: Call, outcomes: tuple[str, ...], expansion: Exp
         parts.append(("+", argument.value))
     bar = Bar(Sum(tuple(parts), at=call.at), Name(CLIENT, False, at=call.at), False, at=call.at)
     return replace(_group_term(text, bar, outcomes, expansion), stratified=True)
+
+
+def _is_client(name: Name) -> bool:
+    """Whether it is the client itself, and no column."""
+    return name.name == CLIENT and not name.quoted
 
 
 def _written(factor: Factor) -> str:

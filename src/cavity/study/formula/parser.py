@@ -7,7 +7,7 @@
     interaction = power {":" power}
     power       = atom [("**" | "^") power]
     atom        = name | number | call | "{" value "}" | "(" sum ")" | "[" sum "]" | bar
-    bar         = "(" sum ("|" | "||") name ")"
+    bar         = "(" sum ("|" | "||") name [("/" | ":") name] ")"
 
     call        = name "(" [argument {"," argument} [","]] ")"
     argument    = [name "="] (value | items)
@@ -138,7 +138,9 @@ class _Parser:
         match group:
             case Name() if self._sees(")"):
                 return Bar(terms, group, correlated, at=at)
-        if self._sees("/", ":", "+", "%in%", "*"):
+            case Name() if self._sees("/", ":"):
+                return self._nested_bar(terms, group, correlated, at)
+        if self._sees("+", "%in%", "*"):
             raise self._refused(
                 "one column on the right of the bar; write one term for each, as in `(1 | a) + (1 | b)`"
             )
@@ -147,6 +149,16 @@ class _Parser:
         if self._token.kind == "end":
             raise self._unexpected(", where `)` should be")
         raise refusal(self._text, token.at, "the right of the bar is one column, as in `(1 | ward)`")
+
+    def _nested_bar(self, terms: Sum, outer: Name, correlated: bool, at: int) -> Bar:
+        expands, token = self._take().text == "/", self._token
+        inner = self._name_or_call() if token.kind in ("name", "quoted") else None
+        match inner:
+            case Name() if self._sees(")"):
+                return Bar(terms, inner, correlated, outer, expands, at=at)
+            case Name() if self._sees("/", ":"):
+                raise self._refused("at most two groups within each other; leave one out")
+        raise refusal(self._text, token.at, "groups within groups are two columns, as in `(1 | community/mother)`")
 
     # numbers
 

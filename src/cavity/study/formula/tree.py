@@ -103,11 +103,16 @@ class Braces(Place):
 
 @dataclass(frozen=True)
 class Bar(Place):
-    """`(terms | group)`: effects that vary between groups; correlated, or independent with `||`."""
+    """`(terms | group)`: effects that vary between groups; correlated, or independent with `||`.
+
+    `(terms | a:b)` has the groups b within a; `(terms | a/b)` is `(terms | a) + (terms | a:b)`.
+    """
 
     terms: Sum
     group: Name
     correlated: bool
+    within: Name | None = None
+    expands: bool = False
 
 
 Node = Name | Number | Chain | Sum | Power | Signed | Call | Items | Braces | Bar

@@ -1,0 +1,200 @@
+"""The log likelihood of a client whose groups are within groups, for many values of Z_G.
+
+It offers what `likelihood` does for groups of one kind, by the integrals of `nested`. The orders of both rules are
+chosen together, from pairs of which each is finer than the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ops import segment_sum
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from cavity.core import Data
+from cavity.errors import CavityError
+from cavity.models.mixed.grouped_regression import GroupedRegression
+from cavity.models.mixed.integration import log_marginal
+from cavity.models.mixed.nested import Near, Outer, Slopes, integrals, rows_of
+from cavity.models.mixed.rules import Rule, agree
+
+OUTER = {1: (7, 11, 17, 25), 2: (5, 7, 11, 17)}  # nodes per latent of a larger group
+INNER = {1: (7, 13, 25, 49), 2: (5, 9, 15, 25)}
+DEFAULT_LEVEL = 2
+FEWEST_NODES = 3
+TOLERANCE = 1e-6  # nats per smaller group: less than elsewhere, since points do not move in the derivative
+WIDEST = 2.0  # by which the spread of outer points is corrected at most
+
+Orders = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def orders_of(model: GroupedRegression, rule: Rule) -> Orders:
+    """The orders of the larger and of the smaller groups, among which a client chooses; one if it was given."""
+    if rule.order is None:
+        return OUTER[model.num_local], INNER[model.num_inner]
+    if rule.order < FEWEST_NODES:
+        raise CavityError(f"groups within groups need an order of at least {FEWEST_NODES}, not {rule.order}")
+    return (rule.order,), (rule.order,)
+
+
+def cost(model: GroupedRegression, rule: Rule) -> float:
+    """About how many densities of a row its log likelihood takes."""
+    outer, inner = (each[min(1, len(each) - 1)] for each in orders_of(model, rule))
+    return float(outer**model.num_local * (inner**model.num_inner + 8))
+
+
+def describe(model: GroupedRegression, rule: Rule) -> str:
+    """The rules in words, for a summary."""
+    (outer, inner), (large, small) = orders_of(model, rule), model.groups
+    return (
+        f"the effects of '{small}' are integrated out by adaptive quadrature with {_range(inner)} nodes each, inside "
+        f"those of '{large}' with {_range(outer)}{', as a check at each client says' if rule.order is None else ''}"
+    )
+
+
+def _range(orders: tuple[int, ...]) -> str:
+    return str(orders[0]) if len(orders) == 1 else f"{orders[0]} to {orders[-1]}"
+
+
+def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data: Data) -> Data:
+    """As `likelihood.rows_near`."""
+    finite = jnp.all(jnp.isfinite(z))
+    z = jnp.where(finite, z, 0.0)
+    orders = orders_of(model, rule)
+    plain = _unknown(model, data, z.dtype, len(orders[0]))
+    at_mean, mode = _at(model, z[0], data, plain, orders, slopes=False)
+    covariance = at_mean.square - at_mean.mean[:, :, None] * at_mean.mean[:, None, :]
+    stretch = jnp.linalg.cholesky(covariance)
+    diagonal = jnp.diagonal(stretch, axis1=1, axis2=2)
+    usable = finite & jnp.all((diagonal > 1 / WIDEST) & (diagonal < WIDEST), axis=1)  # not so where it is NaN
+    near = plain._replace(
+        outer=jnp.where(finite, mode.outer, plain.outer),
+        inner=jnp.where(finite, mode.inner, plain.inner),
+        shift=jnp.where(usable[:, None], at_mean.mean, plain.shift),
+        stretch=jnp.where(usable[:, None, None], stretch, plain.stretch),
+    )
+    if len(orders[0]) > 1:
+        needed = jax.lax.map(lambda z: _level(model, z, data, near, orders), z)
+        near = near._replace(level=jnp.where(finite, jnp.max(needed), plain.level))
+    return replace(data, batch=near)
+
+
+def _unknown(model: GroupedRegression, data: Data, dtype: DTypeLike, num_levels: int) -> Near:
+    """Where no posterior is known."""
+    assert data.units is not None
+    num_outer, num_rows = len(data.units.weight), len(data.weight)
+    zeros = jnp.zeros((num_outer, model.num_local), dtype)
+    stretch = jnp.broadcast_to(jnp.eye(model.num_local, dtype=dtype), (num_outer, model.num_local, model.num_local))
+    level = jnp.asarray(min(DEFAULT_LEVEL, num_levels - 1))
+    return Near(data.batch, zeros, jnp.zeros((num_rows, model.num_inner), dtype), zeros, stretch, level)
+
+
+def _at(
+    model: GroupedRegression, z: Float[Array, " g"], data: Data, near: Near, orders: Orders, *, slopes: bool
+) -> tuple[Outer, PyTree]:
+    rows = rows_of(model, model.loadings(z, data.batch), data)
+    return integrals(rows, len(near.outer), near, orders, slopes=slopes)
+
+
+def _level(model: GroupedRegression, z: Float[Array, " g"], data: Data, near: Near, orders: Orders) -> Int[Array, ""]:
+    """The first pair of orders that the next one changes by less than the tolerance in every larger group."""
+    assert data.units is not None
+    present, last = jnp.asarray(data.units.weight) > 0, len(orders[0]) - 1
+    own, unit = (jnp.asarray(data.batch[name]) for name in ("inner", "unit"))
+    is_first = (own == jnp.arange(len(own))) & (jnp.asarray(data.weight) > 0)
+    tolerance = TOLERANCE * jnp.maximum(segment_sum(is_first.astype(z.dtype), unit, len(present)), 1.0)
+
+    def value(level: Int[Array, ""]) -> Float[Array, " o"]:
+        return _at(model, z, data, near._replace(level=level), orders, slopes=False)[0].value
+
+    def differs(state: tuple[Array, Array, Array]) -> Bool[Array, ""]:
+        level, here, finer = state
+        return (level < last) & jnp.any(present & ~agree(here, finer, tolerance))
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        level, _, finer = state
+        return level + 1, finer, value(jnp.minimum(level + 2, last))
+
+    first, second = (value(jnp.asarray(i)) for i in (0, 1))
+    return jax.lax.while_loop(differs, step, (jnp.asarray(0), first, second))[0]
+
+
+def refinement(
+    model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data: Data
+) -> tuple[Int[Array, ""], Int[Array, ""], Float[Array, " s"]]:
+    """As `likelihood.refinement`, with the orders of the smaller groups."""
+    assert data.units is not None
+    present = jnp.asarray(data.units.weight) > 0
+    near = rows_near(model, rule, z, data).batch
+    orders = orders_of(model, rule)
+    if rule.order is None:
+        level, other = near.level, jnp.where(near.level < len(orders[0]) - 1, near.level + 1, near.level - 1)
+    else:
+        both = (rule.order, 2 * rule.order + 1)
+        orders = (both, both)
+        level, other = jnp.asarray(0), jnp.asarray(1)
+
+    def change(z: Float[Array, " g"]) -> Float[Array, ""]:
+        here, there = (
+            _at(model, z, data, near._replace(level=each), orders, slopes=False)[0].value for each in (level, other)
+        )
+        return jnp.sum(jnp.where(present, there - here, 0.0))
+
+    names = jnp.asarray(orders[1])
+    return names[level], names[other], jax.lax.map(change, z)
+
+
+def log_likelihood(model: GroupedRegression, rule: Rule, z: Float[Array, " g"], data: Data) -> Float[Array, ""]:
+    """As `likelihood.log_likelihood`."""
+    orders = orders_of(model, rule)
+    near = data.batch if isinstance(data.batch, Near) else _unknown(model, data, z.dtype, len(orders[0]))
+    return _log_likelihood(model, orders, z, replace(data, batch=near.batch), near)
+
+
+@eqx.filter_custom_jvp
+def _log_likelihood(
+    model: GroupedRegression, orders: Orders, z: Float[Array, " g"], data: Data, near: Near
+) -> Float[Array, ""]:
+    assert data.units is not None
+    found, _ = _at(model, z, data, near, orders, slopes=False)
+    return jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, found.value, 0.0))
+
+
+@_log_likelihood.def_jvp
+def _(primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
+    model, orders, z, data, near = primals
+    present = jnp.asarray(data.units.weight) > 0
+    parts, pull = jax.vjp(lambda z: model.loadings(z, data.batch), z)
+    found, _ = integrals(rows_of(model, parts, data), len(near.outer), near, orders, slopes=True)
+    at_row = present[jnp.asarray(data.batch["unit"])]
+    slopes = Slopes(*(jnp.where(at_row.reshape(-1, *[1] * (each.ndim - 1)), each, 0.0) for each in found.slopes))
+    (slope,) = pull(type(parts)(*slopes[:3], jnp.sum(slopes.family, axis=0)))
+    return jnp.sum(jnp.where(present, found.value, 0.0)), slope @ tangents[2]
+
+
+def outer_joint(
+    model: GroupedRegression, z: Float[Array, " g"], z_local: Float[Array, "o l"], data: Data
+) -> Float[Array, " o"]:
+    """Log p(y_o, v | Z_G) of each larger group, with the latents of its smaller groups integrated out.
+
+    It is differentiable in v too, which the posterior of a client's larger groups needs.
+    """
+    parts, batch = model.loadings(z, data.batch), data.batch
+    unit, num_rows = jnp.asarray(batch["unit"]), len(data.weight)
+    inner = model.within
+    own = {
+        "x": jnp.zeros((num_rows, 0), z.dtype),
+        "y": batch["y"],
+        "z": jnp.asarray(batch["z"])[:, model.num_local :],
+        "unit": batch["inner"],
+        "offset": parts.fixed + jnp.sum(parts.outer * z_local[unit], axis=1),
+    }
+    units = Data(None, np.ones(num_rows), np.asarray(num_rows))
+    each = log_marginal(inner, None, model.of_within(z), Data(own, data.weight, data.num_rows, units), Rule())
+    prior = -0.5 * jnp.sum(z_local**2 + jnp.log(2.0 * jnp.pi), axis=1)
+    return prior + segment_sum(each, unit, len(z_local))
