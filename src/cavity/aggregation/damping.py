@@ -110,9 +110,9 @@ class Probing(Damping):
     A client with one unit may have a factor of negative precision in a log sd. Undamped rounds then overshoot by
     nearly as much as they correct: with an error multiplied by r in a round, r = -0.95, an exponent e multiplies it by
     1 - e (1 - r), which is 0.025 for e = 1/2. Where r is near 1 instead, a smaller exponent is worse. Gaps are squares
-    of errors and do not show the sign of r, so it is tried: half the exponent is kept if the gaps shrink faster with
-    it, and taken back if not; this starts after two slow rounds, since one may be chance. Where gaps grew, half the exponent is what it recovers to; this ceiling rises slowly. In
-    the first rounds, far from the fixed point, nothing is tried and there is no ceiling.
+    of errors and do not show the sign of r, so it is tried after two slow rounds: half the exponent is kept if the gaps
+    shrink faster with it, and taken back if not. Where gaps grew, half the exponent is what it recovers to; this
+    ceiling rises slowly. In the first rounds, far from the fixed point, nothing is tried and there is no ceiling.
 
     Attributes:
         smallest: the gaps alone never drive the exponent below this.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cavity.core import LatentModel
+from cavity.core import LatentModel, Likelihood
 from cavity.models.mixed.group_rows import GroupEffects
 
 ONE = "1"  # the name of an intercept
@@ -17,12 +17,14 @@ class GroupStructure(LatentModel):
     """The names and sizes of the parameters of a regression with group terms.
 
     Attributes:
+        likelihood: of one outcome.
         features: the names of the columns of x.
         effects: the group terms.
         intercept: whether there is a fixed intercept.
         family_names: the further predictors of the likelihood.
     """
 
+    likelihood: eqx.AbstractVar[Likelihood]
     features: eqx.AbstractVar[tuple[str, ...]]
     effects: eqx.AbstractVar[tuple[GroupEffects, ...]]
     intercept: eqx.AbstractVar[bool]

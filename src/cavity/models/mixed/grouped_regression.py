@@ -101,8 +101,8 @@ class GroupedRegression(GroupStructure):
     sd_scale: Float[Array, " l"] = eqx.field(converter=as_number)
     sd_df: Float[Array, ""] | None = eqx.field(converter=lambda df: None if df is None else as_number(df), default=None)
     eta: Float[Array, ""] = eqx.field(converter=as_number, default=ETA)
-    intercept: bool = eqx.field(static=True, default=True)
-    family_names: tuple[str, ...] = eqx.field(static=True, default=())
+    intercept: bool = eqx.field(static=True, default=True, kw_only=True)
+    family_names: tuple[str, ...] = eqx.field(static=True, default=(), kw_only=True)
     effect_units: tuple[float, ...] | None = eqx.field(static=True, default=None)
     encoding: GroupEncoding | None = None
     family_mean: Float[Array, " k"] | None = eqx.field(converter=as_number, default=None)
