@@ -44,7 +44,7 @@ INNER_STEPS = 4  # of Newton's method at an outer point
 LONGEST_STEP = 1.5  # in sds of the prior
 
 
-class Near(NamedTuple):
+class NestedNear(NamedTuple):
     """What a client computes at a posterior, besides the batch of its data.
 
     Attributes:
@@ -64,7 +64,7 @@ class Near(NamedTuple):
     level: Int[Array, ""]
 
 
-class Rows(NamedTuple):
+class NestedRows(NamedTuple):
     """What is fixed at a value of Z_G.
 
     Attributes:
@@ -137,17 +137,17 @@ class _Search(NamedTuple):
     steps: Int[Array, ""]
 
 
-def rows_of(model: GroupedRegression, parts: Loadings, data: Data) -> Rows:
+def rows_of(model: GroupedRegression, parts: Loadings, data: Data) -> NestedRows:
     """The rows of a client, with the parts of their predictors."""
     y, unit, inner = (jnp.asarray(data.batch[name]) for name in ("y", "unit", "inner"))
-    return Rows(model, parts, y, jnp.asarray(data.weight, parts.fixed.dtype), unit, inner)
+    return NestedRows(model, parts, y, jnp.asarray(data.weight, parts.fixed.dtype), unit, inner)
 
 
 def _outer_products(a: Float[Array, "n i"], b: Float[Array, "n j"], h: Float[Array, " n"]) -> Float[Array, "n i j"]:
     return h[:, None, None] * a[:, :, None] * b[:, None, :]
 
 
-def _newton(rows: Rows, outer: Array, inner: Array) -> tuple[Array, tuple[Array, Array], Array, JointMode]:
+def _newton(rows: NestedRows, outer: Array, inner: Array) -> tuple[Array, tuple[Array, Array], Array, JointMode]:
     """The log joint density of each larger group, the Newton step in (v, u), its gain, and what it needs."""
     parts, unit, own, home = rows.parts, rows.unit, rows.inner, rows.home
     num_outer, num_rows = len(outer), len(unit)
@@ -173,14 +173,14 @@ def _newton(rows: Rows, outer: Array, inner: Array) -> tuple[Array, tuple[Array,
     return total, (move, move_inner), 0.5 * gain, JointMode(outer, inner, root, log_det, slope)
 
 
-def _curvature_root(rows: Rows, h: Float[Array, " n"]) -> tuple[Float[Array, "n k k"], Float[Array, " n"]]:
+def _curvature_root(rows: NestedRows, h: Float[Array, " n"]) -> tuple[Float[Array, "n k k"], Float[Array, " n"]]:
     """R with R R' the inverse of the precision of each smaller group's latents, and log det R."""
     inner = rows.parts.inner
     identity = jnp.eye(inner.shape[1], dtype=inner.dtype)
     return inverse_root(identity + segment_sum(_outer_products(inner, inner, h), rows.inner, len(rows.inner)))
 
 
-def _joint_mode(rows: Rows, outer: Array, inner: Array) -> JointMode:
+def _joint_mode(rows: NestedRows, outer: Array, inner: Array) -> JointMode:
     """By Newton's method with a step size per larger group."""
 
     def step(search: _Search) -> _Search:
@@ -230,7 +230,7 @@ class _Inner(NamedTuple):
     of_family: Float[Array, "n p"]
 
 
-def _inner_placement(rows: Rows, offset: Array, start: Array) -> tuple[Array, Array, Array]:
+def _inner_placement(rows: NestedRows, offset: Array, start: Array) -> tuple[Array, Array, Array]:
     """About the mode of each smaller group given v, R of the curvature there, and log det R."""
     loading, own = rows.parts.inner, rows.inner
 
@@ -248,7 +248,7 @@ def _inner_placement(rows: Rows, offset: Array, start: Array) -> tuple[Array, Ar
     return centre, *_curvature_root(rows, rows.derivatives(predictor(centre))[2])
 
 
-def _inner_integrals(rows: Rows, offset: Array, start: Array, points: GroupedPoints, *, slopes: bool) -> _Inner:
+def _inner_integrals(rows: NestedRows, offset: Array, start: Array, points: GroupedPoints, *, slopes: bool) -> _Inner:
     """Log g_j at one outer point, where `offset` is the part of f that u does not change."""
     parts, own, num_rows = rows.parts, rows.inner, len(offset)
     size, family = parts.inner.shape[1], rows.family()
@@ -297,7 +297,7 @@ def _inner_integrals(rows: Rows, offset: Array, start: Array, points: GroupedPoi
     )
 
 
-class Slopes(NamedTuple):
+class RowSlopes(NamedTuple):
     """Derivatives in the parts of each row's predictors; the fields are those of `Loadings`."""
 
     fixed: Float[Array, " n"]
@@ -306,7 +306,7 @@ class Slopes(NamedTuple):
     family: Float[Array, "n p"]
 
 
-class Outer(NamedTuple):
+class OuterIntegrals(NamedTuple):
     """Integrals over the larger groups.
 
     Attributes:
@@ -319,7 +319,7 @@ class Outer(NamedTuple):
     value: Float[Array, " o"]
     mean: Float[Array, "o l"]
     square: Float[Array, "o l l"]
-    slopes: Slopes
+    slopes: RowSlopes
 
 
 class _Sums(NamedTuple):
@@ -327,12 +327,12 @@ class _Sums(NamedTuple):
     total: Float[Array, " o"]
     mean: Float[Array, "o l"]
     square: Float[Array, "o l l"]
-    slopes: Slopes
+    slopes: RowSlopes
 
 
 def integrals(
-    rows: Rows, num_outer: int, near: Near, orders: tuple[tuple[int, ...], tuple[int, ...]], *, slopes: bool
-) -> tuple[Outer, JointMode]:
+    rows: NestedRows, num_outer: int, near: NestedNear, orders: tuple[tuple[int, ...], tuple[int, ...]], *, slopes: bool
+) -> tuple[OuterIntegrals, JointMode]:
     """Both integrals, with the outer points corrected as `near` says."""
     parts, unit, home = rows.parts, rows.unit, rows.home
     size, dtype = parts.outer.shape[1], parts.fixed.dtype
@@ -367,13 +367,13 @@ def integrals(
             return k + 1, new
         keep, share = keep[unit], share[unit]
         slope = share * inner.slope
-        added = Slopes(
+        added = RowSlopes(
             slope, slope[:, None] * v[unit], share[:, None] * inner.times_latent, share[:, None] * inner.of_family
         )
         return k + 1, new._replace(slopes=jax.tree.map(lambda old, add: _scaled(old, keep) + add, sums.slopes, added))
 
     zeros = jnp.zeros(num_outer, dtype)
-    none = Slopes(
+    none = RowSlopes(
         jnp.zeros_like(parts.fixed), jnp.zeros_like(parts.outer), jnp.zeros_like(parts.inner), 0.0 * rows.family()
     )
     empty = _Sums(
@@ -388,7 +388,7 @@ def integrals(
     share = 1.0 / sums.total
     found = jax.tree.map(lambda each: _scaled(each, share[unit]), sums.slopes)
     value = sums.top + jnp.log(sums.total) + log_det
-    return Outer(value, sums.mean * share[:, None], sums.square * share[:, None, None], found), mode
+    return OuterIntegrals(value, sums.mean * share[:, None], sums.square * share[:, None, None], found), mode
 
 
 def _scaled(rows: Array, by: Float[Array, " n"]) -> Array:

@@ -20,7 +20,7 @@ from cavity.core import Data
 from cavity.errors import CavityError
 from cavity.models.mixed.grouped_regression import GroupedRegression
 from cavity.models.mixed.integration import log_marginal
-from cavity.models.mixed.nested import Near, Outer, Slopes, integrals, rows_of
+from cavity.models.mixed.nested import NestedNear, OuterIntegrals, RowSlopes, integrals, rows_of
 from cavity.models.mixed.rules import Rule, agree
 
 OUTER = {1: (7, 11, 17, 25), 2: (5, 7, 11, 17)}  # nodes per latent of a larger group
@@ -62,7 +62,7 @@ def _range(orders: tuple[int, ...]) -> str:
 
 
 def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data: Data) -> Data:
-    """As `likelihood.rows_near`."""
+    """As `likelihood.rows_near`, with orders for the first Z_G."""
     finite = jnp.all(jnp.isfinite(z))
     z = jnp.where(finite, z, 0.0)
     orders = orders_of(model, rule)
@@ -79,29 +79,30 @@ def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data
         stretch=jnp.where(usable[:, None, None], stretch, plain.stretch),
     )
     if len(orders[0]) > 1:
-        needed = jax.lax.map(lambda z: _level(model, z, data, near, orders), z)
-        near = near._replace(level=jnp.where(finite, jnp.max(needed), plain.level))
+        near = near._replace(level=jnp.where(finite, _level(model, z[0], data, near, orders), plain.level))
     return replace(data, batch=near)
 
 
-def _unknown(model: GroupedRegression, data: Data, dtype: DTypeLike, num_levels: int) -> Near:
+def _unknown(model: GroupedRegression, data: Data, dtype: DTypeLike, num_levels: int) -> NestedNear:
     """Where no posterior is known."""
     assert data.units is not None
     num_outer, num_rows = len(data.units.weight), len(data.weight)
     zeros = jnp.zeros((num_outer, model.num_local), dtype)
     stretch = jnp.broadcast_to(jnp.eye(model.num_local, dtype=dtype), (num_outer, model.num_local, model.num_local))
     level = jnp.asarray(min(DEFAULT_LEVEL, num_levels - 1))
-    return Near(data.batch, zeros, jnp.zeros((num_rows, model.num_inner), dtype), zeros, stretch, level)
+    return NestedNear(data.batch, zeros, jnp.zeros((num_rows, model.num_inner), dtype), zeros, stretch, level)
 
 
 def _at(
-    model: GroupedRegression, z: Float[Array, " g"], data: Data, near: Near, orders: Orders, *, slopes: bool
-) -> tuple[Outer, PyTree]:
+    model: GroupedRegression, z: Float[Array, " g"], data: Data, near: NestedNear, orders: Orders, *, slopes: bool
+) -> tuple[OuterIntegrals, PyTree]:
     rows = rows_of(model, model.loadings(z, data.batch), data)
     return integrals(rows, len(near.outer), near, orders, slopes=slopes)
 
 
-def _level(model: GroupedRegression, z: Float[Array, " g"], data: Data, near: Near, orders: Orders) -> Int[Array, ""]:
+def _level(
+    model: GroupedRegression, z: Float[Array, " g"], data: Data, near: NestedNear, orders: Orders
+) -> Int[Array, ""]:
     """The first pair of orders that the next one changes by less than the tolerance in every larger group."""
     assert data.units is not None
     present, last = jnp.asarray(data.units.weight) > 0, len(orders[0]) - 1
@@ -152,13 +153,13 @@ def refinement(
 def log_likelihood(model: GroupedRegression, rule: Rule, z: Float[Array, " g"], data: Data) -> Float[Array, ""]:
     """As `likelihood.log_likelihood`."""
     orders = orders_of(model, rule)
-    near = data.batch if isinstance(data.batch, Near) else _unknown(model, data, z.dtype, len(orders[0]))
+    near = data.batch if isinstance(data.batch, NestedNear) else _unknown(model, data, z.dtype, len(orders[0]))
     return _log_likelihood(model, orders, z, replace(data, batch=near.batch), near)
 
 
 @eqx.filter_custom_jvp
 def _log_likelihood(
-    model: GroupedRegression, orders: Orders, z: Float[Array, " g"], data: Data, near: Near
+    model: GroupedRegression, orders: Orders, z: Float[Array, " g"], data: Data, near: NestedNear
 ) -> Float[Array, ""]:
     assert data.units is not None
     found, _ = _at(model, z, data, near, orders, slopes=False)
@@ -172,7 +173,7 @@ def _(primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
     parts, pull = jax.vjp(lambda z: model.loadings(z, data.batch), z)
     found, _ = integrals(rows_of(model, parts, data), len(near.outer), near, orders, slopes=True)
     at_row = present[jnp.asarray(data.batch["unit"])]
-    slopes = Slopes(*(jnp.where(at_row.reshape(-1, *[1] * (each.ndim - 1)), each, 0.0) for each in found.slopes))
+    slopes = RowSlopes(*(jnp.where(at_row.reshape(-1, *[1] * (each.ndim - 1)), each, 0.0) for each in found.slopes))
     (slope,) = pull(type(parts)(*slopes[:3], jnp.sum(slopes.family, axis=0)))
     return jnp.sum(jnp.where(present, found.value, 0.0)), slope @ tangents[2]
 
