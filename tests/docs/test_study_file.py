@@ -5,15 +5,15 @@ from dataclasses import fields
 from pathlib import Path
 
 from cavity.study import columns, parse_study, priors, registry, schema
-from cavity.study.families import Bernoulli, Categorical, Gaussian, Poisson
+from cavity.study.families import StudentT, families
 
-FAMILIES = (Gaussian, Bernoulli, Categorical, Poisson)
+FAMILIES = tuple(family for family in families() if family.__module__.startswith("cavity."))
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "study-file.md").read_text()
 
 
 def test_the_example_is_a_study():
-    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    study = parse_study(example)
+    example, single = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    study = parse_study(example + single)
     assert study.federated_columns == ("age",)
 
 
@@ -21,7 +21,8 @@ def test_every_key_and_word_is_described():
     records = [schema.Study, schema.ModelChoice, priors.PriorChoice, schema.AlgorithmChoice, schema.RunChoice]
     records += [priors.GroupPriorChoice, columns.Number, columns.Category, *FAMILIES]
     keys = {field.name for record in records for field in fields(record) if field.compare} - {"extra", "group"}
-    extra = {key for family in FAMILIES for key in family().extra_scales(outcome_is_scaled=True)}
+    made = [StudentT(df="learned"), *(family() for family in FAMILIES)]
+    extra = {key for family in made for key in family.extra_scales(outcome_is_scaled=True)}
     for key in keys | extra:
         assert f"`{key}`" in PAGE or f"`[{key}]`" in PAGE or f"`[{key}." in PAGE
     tables = [
@@ -32,6 +33,6 @@ def test_every_key_and_word_is_described():
         registry.DAMPINGS,
         registry.COVARIANCES,
     ]
-    families = [name for family in FAMILIES for name in (family.name, *family.aliases)]
-    for word in [*families, *registry.METHODS, *(word for table in tables for word in table)]:
+    names = [name for family in FAMILIES for name in (family.name, *family.aliases)]
+    for word in [*names, *priors.PRIOR_FAMILIES, *registry.METHODS, *(word for table in tables for word in table)]:
         assert f'"{word}"' in PAGE or f"{{ {word} = " in PAGE

@@ -54,6 +54,7 @@ from cavity.distributions.natural import product
 from cavity.errors import UnsuitableError
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
+LARGEST_BOUND = 1e15  # nats, of a free energy that is reported
 HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
@@ -185,12 +186,16 @@ class FactorClient(ClientPart):
         return ClientUpdate(delta, report), local
 
     def _free_energy(self, inputs: ClientInput, problem: Problem, solution: Solution) -> Float[Array, ""]:
-        """E_q[-loss / weight - log factor] at the posterior received; NaN if the method does not maximise their sum."""
+        """E_q[-loss / weight - log factor] at the posterior received; NaN if the method does not maximise their sum.
+
+        Also NaN where it is astronomic: E[exp(f)] under a wide prior says nothing, and a server refuses such a number.
+        """
         expected, weight = solution.expected_loss, self.density.weight(problem.loss)
         if weight is None:
             return jnp.full_like(expected, jnp.nan)
         found = -expected / jnp.asarray(weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
-        return found - self.density.log_units(problem.data)
+        found = found - self.density.log_units(problem.data)
+        return jnp.asarray(jnp.where(jnp.abs(found) <= LARGEST_BOUND, found, jnp.nan))
 
 
 class FactorAlgorithm(Algorithm):

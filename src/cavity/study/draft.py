@@ -156,7 +156,7 @@ def _family(outcome: Column, num_levels: int) -> type[Family]:
 
 
 def _block(column: Column, levels: Sequence[str], outcome_range: str | None, skipped: str | None) -> str:
-    kind = "text" if skipped is not None and column.level_names else column.type_name  # nobody has to list its levels
+    kind = "text" if skipped is not None and column.level_names else column.type_name  # its levels need not be listed
     lines = [f"[columns.{spelled([column.name])}]", f"type = {_text(kind)}"]
     if skipped is not None:
         what = f"dates: to use them, {DATE_REMEDY}" if skipped == "dates" else skipped
