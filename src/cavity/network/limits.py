@@ -273,6 +273,8 @@ def _largest(study: Study, scaling: Scaling) -> tuple[np.ndarray | None, str]:
     if open_ended := [column.name for column in design.columns if not _has_range(column)]:
         return None, f"no range is declared for {', '.join(open_ended)}"
     values = {column.name: _corners(rng, column) for column in design.columns}
+    for name, (low, *_, high) in () if study.formula is None else study.formula.spline_knots.items():
+        values[name] = np.clip(values[name], low, high)  # others are refused
     x = scaling.apply_to_design(design.matrix(scaling.apply(values), CORNERS))
     largest = np.abs(x).max(axis=0)
     if not np.isfinite(largest).all():

@@ -114,13 +114,16 @@ def _simplified(spans: Iterable[_Parts]) -> _Spans:
 
 
 def _num_columns(parts: _Parts, categories: _Levels) -> int:
-    return prod(len(categories[factor.key]) - reduced for factor, reduced in parts if factor.key in categories)
+    return prod(
+        len(categories[factor.key]) - reduced if factor.key in categories else len(factor.names)
+        for factor, reduced in parts
+    )
 
 
 def _coded(factor: Factor, categories: _Levels, reduced: bool) -> Coded:
     ordered = categories.get(factor.key)
     if ordered is None:
-        return Coded(factor, None, (factor.name,))
+        return Coded(factor, None, factor.names)
     levels = range(int(reduced), len(ordered))
     mark = "T." if reduced else ""
     return Coded(factor, levels, tuple(f"{factor.name}[{mark}{ordered[level]}]" for level in levels))

@@ -72,7 +72,8 @@ def _columns(block: Block, values: Mapping[str, np.ndarray], num_rows: int) -> n
 
 def _values(coded: Coded, values: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
     if coded.levels is None:
-        return np.broadcast_to(compute(coded.factor.node, values), num_rows)[:, None]
+        computed = np.asarray(compute(coded.factor.node, values))
+        return computed if computed.ndim == 2 else np.broadcast_to(computed, num_rows)[:, None]
     return np.asarray(values[coded.factor.name])[:, None] == np.asarray(coded.levels)
 
 
@@ -102,12 +103,15 @@ def _layout(design: Design) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     return found, tuple(names)
 
 
-def template(columns: Sequence[Column], num_rows: int) -> dict[str, np.ndarray]:
+def template(
+    columns: Sequence[Column], num_rows: int, knots: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, np.ndarray]:
     """Random rows: numbers between 1 and 2, and levels, each of them at least once.
 
     Args:
         columns: of the predictors.
         num_rows: the least number of rows.
+        knots: of columns in splines, whose numbers are between all of these.
     """
     rng = np.random.default_rng(0)
     values = {}
@@ -115,6 +119,10 @@ def template(columns: Sequence[Column], num_rows: int) -> dict[str, np.ndarray]:
         if size := len(column.level_names):
             drawn = rng.integers(size, size=max(num_rows, 4 * size))
             values[column.name] = np.concatenate([np.arange(size), drawn])
+        elif column.name in (knots or {}):
+            ends = np.asarray((knots or {})[column.name])
+            place = rng.uniform(0.0, len(ends) - 1.0, num_rows)
+            values[column.name] = np.interp(place, np.arange(len(ends)), ends)
         else:
             values[column.name] = rng.uniform(1.0, 2.0, num_rows)
     longest = max([num_rows, *(len(column) for column in values.values())])

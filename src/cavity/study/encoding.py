@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import equinox as eqx
@@ -164,7 +164,25 @@ class FormulaEncoding(GroupEncoding):
     def matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """X of rows that were read without errors, and findings where it is not finite."""
         x = self.scaling.apply_to_design(self.design.matrix(self.scaling.apply(rows.values), len(rows)))
-        return x, _not_finite(self.design.names, x, rows, counted_as)
+        return x, self._outside(rows, self.parsed.places, counted_as) or _not_finite(
+            self.design.names, x, rows, counted_as
+        )
+
+    def _outside(self, rows: Rows, names: Collection[str], counted_as: str) -> tuple[Finding, ...]:
+        """Findings about values of these columns that are outside the range of a spline."""
+        findings = []
+        knots = {name: own for name, own in self.parsed.spline_knots.items() if name in names}
+        for name, (low, *_, high) in knots.items():
+            outside = (rows.values[name] < low) | (rows.values[name] > high)
+            if outside.any():
+                bad = rows.numbers[outside].tolist()
+                shown = [f"{value:g}" for value in rows.values[name][outside][:10]]
+                message = (
+                    f"outside the range {low:g} to {high:g} of its spline: {listed(bad, counted_as, shown)}; agree on "
+                    "a wider range in the formula, or drop these rows"
+                )
+                findings.append(Finding(Severity.ERROR, message, name, tuple(bad[:10]), len(bad)))
+        return tuple(findings)
 
     def matrix_sums(self, rows: Rows, counted_as: str, weight: Float[np.ndarray, " n"] | None = None) -> Sums:
         """The sums of the columns of both matrices. Raises DataError.
@@ -184,7 +202,10 @@ class FormulaEncoding(GroupEncoding):
     def group_matrix(self, rows: Rows, counted_as: str) -> tuple[np.ndarray, tuple[Finding, ...]]:
         """Z of rows that were read without errors, in the units of the data, and findings where it is not finite."""
         z = self.group_design.matrix(rows.values, len(rows))
-        return z, _not_finite(self.group_design.names, z, rows, counted_as)
+        only_here = set(self.parsed.group_predictors) - set(self.parsed.places)
+        return z, self._outside(rows, only_here, counted_as) or _not_finite(
+            self.group_design.names, z, rows, counted_as
+        )
 
     def grouped(self, rows: Rows, counted_as: str, *, with_outcome: bool = True) -> GroupedRows:
         """The rows of a client with the columns and names of their groups. Raises DataError.
@@ -295,11 +316,13 @@ def _to_scaled(encoding: FormulaEncoding) -> np.ndarray | None:
     if not encoding.scaling.columns:
         return None
     design = encoding.design
-    drawn = template(design.columns, 20 * (len(design.names) + 1))
+    knots = encoding.parsed.spline_knots
+    drawn = template(design.columns, 20 * (len(design.names) + 1), knots)
     num_rows = len(next(iter(drawn.values())))
     ones = np.ones((num_rows, int(design.intercept)))
     for unit in UNITS:  # of columns that are not scaled: a logarithm may need large or small values
-        numeric = {name: unit * column for name, column in drawn.items() if column.dtype.kind == "f"}
+        free = {name: column for name, column in drawn.items() if column.dtype.kind == "f" and name not in knots}
+        numeric = {name: unit * column for name, column in free.items()}
         around_zero = {name: 3.0 * (drawn[name] - 1.5) for name in encoding.scaling.names}  # as scaled columns are
         scaled = drawn | numeric | around_zero
         z = np.hstack([ones, design.matrix(scaled, num_rows)])

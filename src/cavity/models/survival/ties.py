@@ -54,12 +54,12 @@ def _efron(r: Float[Array, " n"], d: Float[Array, " n"], w: Float[Array, " n"]) 
     scale = r + (1 + STEPS) * u  # u y
     v = u / scale
     share = w * v
-    factors = jnp.ones_like(v)
-    for j in range(1, 1 + STEPS):
-        factors = factors * ((1.0 - j * v) / (1.0 + share - j * v))
+    above, below = 1.0 - v, 1.0 + share - v
+    for j in range(2, 1 + STEPS):
+        above, below = above * (1.0 - j * v), below * (1.0 + share - j * v)
     log1p = jnp.log1p(share)
     found = w * jnp.log(scale + d) + w * (log1p / share - 1.0) - 0.5 * log1p
-    return found + _stirling(v / (1.0 + share)) - _stirling(v) + jnp.log(factors)
+    return found + _stirling(v / (1.0 + share)) - _stirling(v) + jnp.log(above / below)
 
 
 def _stirling(v: Float[Array, " n"]) -> Float[Array, " n"]:

@@ -6,7 +6,8 @@ Python. A function that looks at all rows (`scale`, `poly`, ...) would differ be
 Every refusal is a StudyError that shows the position.
 
 To add a function of one row, add a line to `expressions.ROW_FUNCTIONS`. The grammar already reads any call with
-keywords and lists (`bs(age, knots = [40, 60])`), so another kind of call is a case in `terms.Expansion`.
+keywords and lists (`bs(age, knots = [40, 60])`), so another kind of call is a case in `terms.Expansion`. Splines are in
+`splines`.
 A function of columns on the left (`Surv(time, status)`) belongs to a family, which registers it in `OUTCOME_FUNCTIONS`;
 `deaths | trials(patients)` is another way to write `trials(deaths, patients)`.
 Effects of groups, `(1 | g)`, are in `groups`, offsets in `offsets`.
@@ -85,6 +86,19 @@ class Formula:
         """All columns, those of the outcome first, those of groups last."""
         right = (*self.predictors, *self.offset_columns, *self.group_predictors, *self.group_columns)
         return tuple(dict.fromkeys((*self.outcomes, *right)))
+
+    @property
+    def spline_knots(self) -> dict[str, tuple[float, ...]]:
+        """For columns in splines, all their knots, the first and the last being the ends of the common range."""
+        terms = [*self.terms, *(term for group in self.groups for term in group.terms)]
+        splines = [factor.spline for term in terms for factor in term.factors if factor.spline is not None]
+        found = {}
+        for column in dict.fromkeys(spline.column for spline in splines):
+            own = [spline for spline in splines if spline.column == column]
+            low, high = max(spline.range[0] for spline in own), min(spline.range[1] for spline in own)
+            inside = {knot for spline in own for knot in (*spline.knots, *spline.range) if low < knot < high}
+            found[column] = (low, *sorted(inside), high)
+        return found
 
     @property
     def computed(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from cavity.study.formula.splines import is_spline, spline_of
 from cavity.study.formula.tokens import refusal
 from cavity.study.formula.tree import Bar, Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
 
@@ -23,7 +24,7 @@ ROW_FUNCTIONS: Mapping[str, Callable[..., np.ndarray | np.float64]] = {
 POWERS = range(2, 11)
 _CATEGORY = "declare the column as a category with its levels"
 _BY_SITE = "its result would depend on the rows of each site; use the study's `scaling`"
-_LATER = "it is not available yet"
+_SPLINE = "it is a term of its own, which can be multiplied with others but not computed with"
 REMEDIES = {
     "C": _CATEGORY,
     "factor": _CATEGORY,
@@ -31,8 +32,9 @@ REMEDIES = {
     "offset": "an offset can only be added to the formula, as in `y ~ x + offset(log(time))`",
     "stratified": "it can only be added to the formula, as in `y ~ x + stratified(age)`",
     "Surv": "it is the outcome of a survival model, on the left of `~`",
-    "ns": _LATER,
-} | dict.fromkeys(("bs", "cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
+    "bs": _SPLINE,
+    "ns": _SPLINE,
+} | dict.fromkeys(("cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
 # Precedence as in Python, so that a name such as `I((a + b) * c)` has only the brackets that it needs.
 _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)
 
@@ -86,6 +88,8 @@ def write(node: Node, least: int = _SUM, *, quote: bool = False) -> str:
             return f"`{name}`" if quoted or quote else name
         case Number(text=text):
             return str(int(text)) if text.isdigit() else repr(float(text))
+        case Call() if is_spline(node):
+            return spline_of(node).written(quote=quote)
         case Call(function=function, arguments=arguments):
             return f"{function}({', '.join(write(argument.value, quote=quote) for argument in arguments)})"
         case Braces(value=value):
@@ -133,7 +137,7 @@ def compute(node: Node, values: Mapping[str, np.ndarray]) -> np.ndarray | np.flo
         values: one number per row, by column.
 
     Returns:
-        One number per row, or one for all if the expression has no column.
+        One number per row, or one for all if the expression has no column; for a spline one row of numbers per row.
     """
     match node:
         case Name(name=name):
@@ -144,6 +148,9 @@ def compute(node: Node, values: Mapping[str, np.ndarray]) -> np.ndarray | np.flo
             return compute(value, values)
         case Signed(sign=sign, value=value):
             return -compute(value, values) if sign == "-" else compute(value, values)
+        case Call() if is_spline(node):
+            spline = spline_of(node)
+            return spline.basis(values[spline.column])
         case Call(function=function, arguments=arguments):
             return ROW_FUNCTIONS[function](compute(arguments[0].value, values))
         case Power(base=base, exponent=Number(text=text)):

@@ -13,6 +13,7 @@ from math import prod
 
 from cavity.errors import StudyError
 from cavity.study.formula.expressions import check, write
+from cavity.study.formula.splines import Spline, check_spline, is_spline, spline_of
 from cavity.study.formula.tokens import refusal
 from cavity.study.formula.tree import Bar, Braces, Call, Chain, Name, Node, Number, Power, Sum
 
@@ -36,6 +37,20 @@ class Factor:
     key: str
     name: str = field(compare=False)
     node: Name | Call | Braces = field(compare=False)
+
+    @property
+    def spline(self) -> Spline | None:
+        """The spline that it is, or None."""
+        match self.node:
+            case Call() as call if is_spline(call):
+                return spline_of(call)
+        return None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its columns, if it is no category: that of the factor, or `bs(...)[0]`, `bs(...)[1]`, ..."""
+        spline = self.spline
+        return (self.name,) if spline is None else tuple(f"{self.name}[{i}]" for i in range(spline.width))
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,11 @@ class Expansion:
             case Name(name=name):
                 return _alone(Term((Factor(f"`{name}`", name, node),), (), node.at))
             case Call() | Braces():
-                check(self._text, node)
+                match node:
+                    case Call() if is_spline(node):
+                        check_spline(self._text, node)
+                    case _:
+                        check(self._text, node)
                 factor = Factor(write(node, quote=True), write(node), node)
                 if len(factor.name) > MAX_EXPRESSION:
                     raise self._refused(node.at, f"this is longer than {MAX_EXPRESSION} characters; add a column")
