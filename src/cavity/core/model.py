@@ -69,6 +69,11 @@ class Model(BaseModel):
         """
         return data
 
+    @property
+    def resolution(self) -> float:
+        """Nats up to which `log_prob` and its derivatives belong together; 0 for all but approximations."""
+        return 0.0
+
     def reported(self, q: Any) -> Any:
         """The distribution q of theta as one of the parameters in the units of the data; q itself by default."""
         return q

@@ -66,6 +66,7 @@ class FromModeState(eqx.Module):
         memory: for acceleration.
         gap: KL between q and the undamped update, the measure of convergence, in nats.
         way: KL between q and the problem's start, in nats.
+        resolution: nats up to which the loss and its derivatives belong together.
         steps: trials so far.
     """
 
@@ -76,6 +77,7 @@ class FromModeState(eqx.Module):
     memory: Memory
     gap: Float[Array, ""]
     way: Float[Array, ""]
+    resolution: Float[Array, ""]
     steps: Int[Array, ""]
 
 
@@ -112,6 +114,7 @@ class NaturalGradientFromMode(Solver):
             memory=Memory.empty(q),
             gap=infinite,
             way=jnp.zeros_like(infinite),
+            resolution=jnp.full_like(infinite, problem.model.resolution),
             steps=jnp.asarray(0),
         )
 
@@ -131,7 +134,7 @@ class NaturalGradientFromMode(Solver):
         q = _select(is_first, current.q, _select(at_mode, tight, natural))
         trial = self._evaluate(problem, q)
         # the rounding error of a sum over rows exceeds any true decrease near the optimum
-        slack = jnp.finfo(rho.dtype).eps ** 0.8 * (1.0 + jnp.abs(current.objective))
+        slack = jnp.finfo(rho.dtype).eps ** 0.8 * (1.0 + jnp.abs(current.objective)) + state.resolution
         better = is_first | (trial.objective <= current.objective + jnp.where(usable, slack, 0.0))
         shorter = is_natural & ~better & ~state.accelerated
         longer = is_natural & better
@@ -146,6 +149,7 @@ class NaturalGradientFromMode(Solver):
             memory=state.memory.added(current.q, residual, is_natural & (state.accelerated | (rho == 1.0))),
             gap=jnp.where(is_open, of_step, jnp.inf),
             way=jnp.where(better, trial.q.kl(problem.start), state.way),
+            resolution=state.resolution,
             steps=state.steps + 1,
         )
 
@@ -158,7 +162,7 @@ class NaturalGradientFromMode(Solver):
     def _small(self, state: FromModeState) -> Bool[Array, ""]:
         default = 1e-9 if state.gap.dtype == jnp.float64 else 1e-6
         tolerance = default if self.tolerance is None else self.tolerance
-        return state.gap < jnp.maximum(tolerance, SHARE * state.way)
+        return state.gap < jnp.maximum(jnp.maximum(tolerance, state.resolution), SHARE * state.way)
 
     def done(self, state: FromModeState) -> Bool[Array, ""]:
         stuck = state.step_size < SMALLEST_STEP

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from cavity.core import Data, LatentModel
 from cavity.distributions.quadrature import in_groups
 from cavity.errors import CavityError
-from cavity.models.mixed.modes import FIRST, at_latents, inverse_root, solve, unit_modes
+from cavity.models.mixed.modes import FIRST, at_latents, inverse_root, solve, times, unit_modes
 from cavity.models.mixed.rules import Rule
 
 LOG_2PI = 1.8378770664093453
@@ -64,7 +64,9 @@ def log_marginal(
     points, log_weights = (part.astype(z.dtype) for part in rule.points(num_local))
 
     def joint(point: Float[Array, " l"]) -> Float[Array, " u"]:
-        return model.log_joint(theta, z, local + root @ point, data, jax.random.key(0))
+        return model.log_joint(
+            theta, z, local + times(root, jnp.broadcast_to(point, local.shape)), data, jax.random.key(0)
+        )
 
     together = AT_ONCE // max(num_units, len(data.weight))
     # in groups, the derivative computes each group again rather than keep what it needs of all of them

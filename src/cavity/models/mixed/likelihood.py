@@ -23,12 +23,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from cavity.core import Data, LatentModel
 from cavity.models.mixed.integration import checked_units, log_marginal, placed
-from cavity.models.mixed.modes import FIRST, unit_modes
-from cavity.models.mixed.rules import GroupedPoints, Rule, agree
+from cavity.models.mixed.modes import FIRST, times, unit_modes
+from cavity.models.mixed.rules import GroupedPoints, Rule, first_agreeing
 
 T = TypeVar("T")
 AT_ONCE = 1 << 20  # rows times points that are evaluated together
@@ -98,23 +98,11 @@ def _level(
     modes = unit_modes(model, model.theta, z, start, data)
     where = _Placed(*placed(model, model.theta, z, modes, data))
     orders = rule.orders(modes.shape[1])
-    last = len(orders) - 1
 
     def value(level: Int[Array, ""]) -> Float[Array, " u"]:
         return _value(model, z, data, where, GroupedPoints.at(orders, modes.shape[1], level, z.dtype))
 
-    def differs(here: Float[Array, " u"], finer: Float[Array, " u"]) -> Bool[Array, ""]:
-        return jnp.any(present & ~agree(here, finer))
-
-    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        level, _, finer = state
-        return level + 1, finer, value(jnp.minimum(level + 2, last))
-
-    first, second = (value(jnp.asarray(i)) for i in (0, 1))
-    level, _, _ = jax.lax.while_loop(
-        lambda state: (state[0] < last) & differs(state[1], state[2]), step, (jnp.asarray(0), first, second)
-    )
-    return level
+    return first_agreeing(value, len(orders), present)
 
 
 def refinement(
@@ -144,10 +132,12 @@ def refinement(
 
     def change(z: Float[Array, " g"]) -> Float[Array, ""]:
         where = _Placed(*placed(model, model.theta, z, unit_modes(model, model.theta, z, start, data), data))
-        here, there = (
-            jnp.sum(jnp.where(present, _value(model, z, data, where, points), 0.0))
-            for points in (GroupedPoints.at(orders, num_local, each, z.dtype) for each in (level, other))
-        )
+
+        def total(level: Int[Array, ""]) -> Float[Array, ""]:
+            each = _value(model, z, data, where, GroupedPoints.at(orders, num_local, level, z.dtype))
+            return jnp.sum(jnp.where(present, each, 0.0))
+
+        here, there = jax.lax.map(total, jnp.stack([level, other]))
         return there - here
 
     return jnp.asarray(orders)[level], jnp.asarray(orders)[other], jax.lax.map(change, z)
@@ -270,7 +260,9 @@ def _joint(
     model: LatentModel, z: Array, local: Array, root: Array, data: Data, points: Float[Array, "k l"]
 ) -> Float[Array, "k u"]:
     def one(point: Float[Array, " l"]) -> Float[Array, " u"]:
-        return model.log_joint(model.theta, z, local + root @ point, data, jax.random.key(0))
+        return model.log_joint(
+            model.theta, z, local + times(root, jnp.broadcast_to(point, local.shape)), data, jax.random.key(0)
+        )
 
     if len(data.weight) * len(points) <= AT_ONCE:
         return jax.vmap(one)(points)

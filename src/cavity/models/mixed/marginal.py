@@ -79,6 +79,10 @@ class MarginalModel(PredictiveModel):
         nested = _nested(self.latent)
         return self.rule.cost(self.latent.num_local) if nested is None else nested_likelihood.cost(nested, self.rule)
 
+    @property
+    def resolution(self) -> float:
+        return 0.0 if _nested(self.latent) is None else nested_likelihood.RESOLUTION
+
     def rows_near(self, posterior: Gaussian, data: Data) -> Data:
         if _is_servers(data.batch):
             return data

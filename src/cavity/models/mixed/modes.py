@@ -140,6 +140,16 @@ def solve(matrix: Float[Array, "u l l"], right: Float[Array, "u l"]) -> Float[Ar
     return jnp.linalg.solve(matrix, right[..., None])[..., 0]
 
 
+def times(matrix: Float[Array, "*u i j"], vector: Float[Array, "*u j"]) -> Float[Array, "*u i"]:
+    """The product of one small matrix and vector per unit; the batch of matrix products is slow."""
+    return jnp.sum(matrix * vector[..., None, :], axis=-1)
+
+
+def products(a: Float[Array, "*u i j"], b: Float[Array, "*u j k"]) -> Float[Array, "*u i k"]:
+    """The product of two small matrices per unit."""
+    return jnp.sum(a[..., :, :, None] * b[..., None, :, :], axis=-2)
+
+
 def inverse_root(matrix: Float[Array, "u l l"]) -> tuple[Float[Array, "u l l"], Float[Array, " u"]]:
     """R with R R' = A^-1, and log det R, for positive definite A.
 

@@ -14,19 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ops import segment_sum
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from cavity.core import Data
 from cavity.errors import CavityError
 from cavity.models.mixed.grouped_regression import GroupedRegression
 from cavity.models.mixed.integration import log_marginal
-from cavity.models.mixed.nested import NestedNear, OuterIntegrals, RowSlopes, integrals, rows_of
-from cavity.models.mixed.rules import Rule, agree
+from cavity.models.mixed.nested import NestedNear, OuterIntegrals, RowSlopes, integrals
+from cavity.models.mixed.nested_modes import rows_of
+from cavity.models.mixed.rules import Rule, first_agreeing
 
 OUTER = {1: (7, 11, 17, 25), 2: (5, 7, 11, 17)}  # nodes per latent of a larger group
 INNER = {1: (7, 13, 25, 49), 2: (5, 9, 15, 25)}
 DEFAULT_LEVEL = 2
 FEWEST_NODES = 3
+RESOLUTION = 1e-7  # nats up to which steps by the derivative improve the value
 TOLERANCE = 1e-6  # nats per smaller group: less than elsewhere, since points do not move in the derivative
 WIDEST = 2.0  # by which the spread of outer points is corrected at most
 
@@ -45,7 +47,7 @@ def orders_of(model: GroupedRegression, rule: Rule) -> Orders:
 def cost(model: GroupedRegression, rule: Rule) -> float:
     """About how many densities of a row its log likelihood takes."""
     outer, inner = (each[min(1, len(each) - 1)] for each in orders_of(model, rule))
-    return float(outer**model.num_local * (inner**model.num_inner + 8))
+    return 3.0 * outer**model.num_local * (inner**model.num_inner + 8)
 
 
 def describe(model: GroupedRegression, rule: Rule) -> str:
@@ -105,7 +107,7 @@ def _level(
 ) -> Int[Array, ""]:
     """The first pair of orders that the next one changes by less than the tolerance in every larger group."""
     assert data.units is not None
-    present, last = jnp.asarray(data.units.weight) > 0, len(orders[0]) - 1
+    present = jnp.asarray(data.units.weight) > 0
     own, unit = (jnp.asarray(data.batch[name]) for name in ("inner", "unit"))
     is_first = (own == jnp.arange(len(own))) & (jnp.asarray(data.weight) > 0)
     tolerance = TOLERANCE * jnp.maximum(segment_sum(is_first.astype(z.dtype), unit, len(present)), 1.0)
@@ -113,16 +115,7 @@ def _level(
     def value(level: Int[Array, ""]) -> Float[Array, " o"]:
         return _at(model, z, data, near._replace(level=level), orders, slopes=False)[0].value
 
-    def differs(state: tuple[Array, Array, Array]) -> Bool[Array, ""]:
-        level, here, finer = state
-        return (level < last) & jnp.any(present & ~agree(here, finer, tolerance))
-
-    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        level, _, finer = state
-        return level + 1, finer, value(jnp.minimum(level + 2, last))
-
-    first, second = (value(jnp.asarray(i)) for i in (0, 1))
-    return jax.lax.while_loop(differs, step, (jnp.asarray(0), first, second))[0]
+    return first_agreeing(value, len(orders[0]), present, tolerance)
 
 
 def refinement(
@@ -141,10 +134,12 @@ def refinement(
         level, other = jnp.asarray(0), jnp.asarray(1)
 
     def change(z: Float[Array, " g"]) -> Float[Array, ""]:
-        here, there = (
-            _at(model, z, data, near._replace(level=each), orders, slopes=False)[0].value for each in (level, other)
-        )
-        return jnp.sum(jnp.where(present, there - here, 0.0))
+        def total(level: Int[Array, ""]) -> Float[Array, ""]:
+            found, _ = _at(model, z, data, near._replace(level=level), orders, slopes=False)
+            return jnp.sum(jnp.where(present, found.value, 0.0))
+
+        here, there = jax.lax.map(total, jnp.stack([level, other]))
+        return there - here
 
     names = jnp.asarray(orders[1])
     return names[level], names[other], jax.lax.map(change, z)

@@ -23,11 +23,13 @@ at most about sqrt(N) times it, in sds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -162,6 +164,32 @@ class GroupedPoints(NamedTuple):
         return cls(
             points.reshape(*by_group, num_local), log_weights.reshape(by_group), jnp.asarray(every.counts)[level]
         )
+
+
+def first_agreeing(
+    value: Callable[[Int[Array, ""]], Float[Array, " u"]],
+    num_orders: int,
+    present: Bool[Array, " u"],
+    tolerance: Leaf | float = TOLERANCE,
+) -> Int[Array, ""]:
+    """The place of the first order that the next one changes by less than the tolerance in every unit.
+
+    Args:
+        value: the log marginal likelihood of each unit by the order at a place.
+        num_orders: their number; where no two agree, the last one is taken.
+        present: units that count.
+        tolerance: in nats.
+    """
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        i, before, _ = state
+        here = value(i)
+        return i + 1, here, (i > 0) & jnp.all(~present | agree(before, here, tolerance))
+
+    like = jax.eval_shape(value, jnp.asarray(0))
+    first = (jnp.asarray(0), jnp.full(like.shape, jnp.nan, like.dtype), jnp.asarray(False))
+    count, _, found = jax.lax.while_loop(lambda state: ~state[2] & (state[0] < num_orders), step, first)
+    return jnp.where(found, count - 2, num_orders - 1)
 
 
 def agree(
