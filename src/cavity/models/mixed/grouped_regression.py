@@ -280,6 +280,10 @@ class GroupedRegression(LatentModel):
         return (0.0, 1.0) if self.encoding is None else self.encoding.outcome_units
 
     @property
+    def _predictor_units(self) -> tuple[float, float]:
+        return (0.0, 1.0) if self.encoding is None else self.encoding.predictor_units
+
+    @property
     def log_outcome_scale(self) -> float:
         return math.log(self._outcome_units[1])
 
@@ -290,12 +294,12 @@ class GroupedRegression(LatentModel):
     @property
     def _sd_units(self) -> np.ndarray:
         """By which an effect is multiplied to be in the units of the data."""
-        return self._outcome_units[1] / np.asarray(self._effect_units)
+        return self._predictor_units[1] / np.asarray(self._effect_units)
 
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> OrderedDict[str, Array]:
         """All parameters by name, in the units of the data, with standard deviations and correlations."""
         fixed, family, log_sd, correlations = self._split(z_global)
-        centre, scale = self._outcome_units
+        centre, scale = self._predictor_units
         block = None if self.encoding is None else self.encoding.to_computed()
         fixed = scale * fixed
         if self.intercept:
@@ -338,7 +342,7 @@ class GroupedRegression(LatentModel):
         centre, scale = self._outcome_units
         f = self.predictors(z_global, drawn, batch)
         if rows.offset is not None:
-            f = f.at[:, 0].add(jnp.asarray(rows.offset / scale, f.dtype))
+            f = f.at[:, 0].add(jnp.asarray(rows.offset / self._predictor_units[1], f.dtype))
         return centre + scale * self.likelihood.mean(f)
 
     def prepare(self, value: PyTree) -> Data:

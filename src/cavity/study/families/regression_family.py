@@ -198,7 +198,7 @@ def effect_scales(family: Family, encoding: FormulaEncoding, choice: GroupPriorC
     found = []
     for name, unit, number in zip(design.names, encoding.effect_units, is_number, strict=True):
         common = choice.sd_scale if number or family.scales_outcome else choice.sd_scale * unit
-        found.append(single[name] * unit / encoding.outcome_units[1] if name in single else common)
+        found.append(single[name] * unit / encoding.predictor_units[1] if name in single else common)
     return found
 
 
