@@ -100,6 +100,7 @@ def test_single_precision_keeps_the_digits_of_gradients(case):
     for shift in (0.0, 1.0 if likelihood.has_classes else 5.0):
         f = F[:, : likelihood.num_predictors] + shift
 
+        @jax.jit
         def slope(f, y):
             return jax.grad(lambda f: jnp.sum(likelihood.log_prob(f, y)))(f)
 
@@ -137,9 +138,10 @@ def test_large_shapes_are_the_poisson_and_the_normal_distribution():
 @pytest.mark.parametrize("likelihood", [OrdinalLogit(3), OrdinalProbit(3)], ids=["logit", "probit"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_narrow_and_distant_levels_have_finite_slopes(likelihood, dtype):
+    both = jax.jit(jax.value_and_grad(likelihood.log_prob))
     for f in ([0.0, -9.0], [12.0, -4.0], [-12.0, 1.0], [30.0, 3.0]):
         for y in (0.0, 1.0, 2.0):
-            value, slope = jax.value_and_grad(lambda f, y=y: likelihood.log_prob(f, y))(jnp.array(f, dtype))
+            value, slope = both(jnp.array(f, dtype), jnp.asarray(y, dtype))
             assert np.isfinite(value)
             assert np.isfinite(slope).all()
     # a narrow level: its probability is the width times the density

@@ -43,11 +43,6 @@ def check_equal(folder, text, tables):
     np.testing.assert_allclose(own.sd, other.sd, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["negative binomial", "ordinal logit", "binomial"])
-def test_a_family_over_a_network_is_the_same(tmp_path, name):
-    check_equal(tmp_path, family_data.STUDIES[name].text, family_data.tables())
-
-
 @thorough
 @pytest.mark.parametrize(
     "name", [name for name in family_data.STUDIES if name not in ("negative binomial", "binomial")]

@@ -29,6 +29,7 @@ POOLED = {name: np.concatenate([own[name] for own in FRAMES.values()]) for name 
 RUN = {"tolerance": 1e-11}
 
 
+@thorough
 def test_an_offset_is_a_term_with_coefficient_one():
     with jax.enable_x64(True):
         fit = cavity.regression("falls ~ age + offset(log(years))", FRAMES, family="poisson", **RUN)
@@ -48,6 +49,7 @@ def test_an_offset_is_a_term_with_coefficient_one():
     assert one == pytest.approx(np.exp(mode[0] + mode[1] * (60 - POOLED["age"].mean()) / POOLED["age"].std()), rel=0.02)
 
 
+@thorough
 def test_an_offset_of_a_gaussian_outcome_is_subtracted():
     moved = {name: own | {"rest": own["stay"] - 1000 * own["years"]} for name, own in FRAMES.items()}
     with jax.enable_x64(True):
@@ -62,6 +64,7 @@ def test_an_offset_of_a_gaussian_outcome_is_subtracted():
     np.testing.assert_allclose(new.upper, np.asarray(plain.upper) + 2000.0, rtol=1e-9)
 
 
+@thorough
 def test_offsets_add_up_and_may_be_of_an_outcome_that_is_not_scaled():
     options = {"family": "gaussian", "scaling": "none", "prior_scale": 1e3, "intercept_scale": 1e4}
     with jax.enable_x64(True):
@@ -120,6 +123,7 @@ def as_tables(frames):
     return {name: as_table(frame) for name, frame in frames.items()}
 
 
+@thorough
 def test_a_study_with_an_offset_and_weights():
     study = parse_study(STUDY)
     with jax.enable_x64(True):

@@ -99,6 +99,7 @@ def test_priors_are_those_of_numpyro():
     np.testing.assert_allclose(np.sqrt(np.diag(fit.posterior.covariance)), exact.std(0), rtol=0.06)
 
 
+@thorough
 def test_python_and_study_files_are_the_same():
     with jax.enable_x64(True):
         fit = run_study(parse_study(STUDY), tables())

@@ -161,8 +161,10 @@ class FactorClient(ClientPart):
 
     @property
     def keeps_cavity_proper(self) -> bool:
-        """Whether the loss or the divergence needs a proper cavity."""
-        return self.density.loss.needs_proper_cavity or self.density.divergence.needs_proper_cavity
+        """Whether the loss, the divergence or the likelihood needs a proper cavity."""
+        density = self.density
+        needed = density.loss.needs_proper_cavity or density.divergence.needs_proper_cavity
+        return needed or _is_flat_far_away(density.model)
 
     def _cavity(self, inputs: ClientInput, data: Data) -> Distribution:
         prior = self.density.model.prior
@@ -196,6 +198,13 @@ class FactorClient(ClientPart):
         found = -expected / jnp.asarray(weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
         found = found - self.density.log_units(problem.data)
         return jnp.asarray(jnp.where(jnp.abs(found) <= LARGEST_BOUND, found, jnp.nan))
+
+
+def _is_flat_far_away(model: Model) -> bool:
+    """Whether the log likelihood falls so slowly that a local problem with an improper cavity has no solution."""
+    rows = model if model.corrected_prior is None else model.corrected_prior.rows
+    predictors = rows.predictor_model
+    return predictors is not None and predictors.likelihood.is_flat_far_away
 
 
 class FactorAlgorithm(Algorithm):

@@ -9,6 +9,7 @@ that depends on the parts of a model, such as a conjugate likelihood, is an obje
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Generic
 
@@ -272,6 +273,17 @@ class Encoding(eqx.Module):
     def outcome_units(self) -> tuple[float, float]:
         """(centre, scale): the model computes with (outcome - centre) / scale."""
         return 0.0, 1.0
+
+    @property
+    def has_log_link(self) -> bool:
+        """Whether dividing the outcome by the scale moves the intercept by its log, and changes nothing else."""
+        return False
+
+    @property
+    def predictor_units(self) -> tuple[float, float]:
+        """(centre, scale): the computed predictor is (predictor - centre) / scale."""
+        centre, scale = self.outcome_units
+        return (math.log(scale), 1.0) if self.has_log_link else (centre, scale)
 
     @property
     @abc.abstractmethod

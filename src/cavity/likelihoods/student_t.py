@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -63,6 +65,7 @@ class StudentTUnknownScale(ClosedFormMean, OutcomeDraws):
             its own; None is no bound.
     """
 
+    is_flat_far_away: ClassVar[bool] = True
     degrees: float | None = eqx.field(static=True, default=4.0)
     least_scale: Float[Leaf, ""] | float | None = None
 

@@ -27,7 +27,7 @@ from cavity.study.encoding import FormulaEncoding, offset_values
 from cavity.study.findings import refuse
 from cavity.study.models import study_model
 from cavity.study.rows import Rows, read_rows, row_weights, with_weight
-from cavity.study.scaling import ScaledColumn, Scaling, Sums, scaling_from, selected, sums_of
+from cavity.study.scaling import ScaledColumn, Scaling, Sums, over_its_mean, scaling_from, selected, sums_of
 from cavity.study.schema import Study
 from cavity.study.table import Table, as_table
 
@@ -47,9 +47,11 @@ def sums(study: Study, table: object) -> Sums:
     table = as_table(table)
     rows = usable_rows(study, table)
     values = rows.values | _present_levels(study, rows)
-    if (outcome := study.scaled_outcome) is not None and study.formula is not None:
+    family = study.model.family
+    if (outcome := study.scaled_outcome) is not None and study.formula is not None and family is not None:
         offset = offset_values(study.formula, rows, table.counted_as)
-        values = values if offset is None else values | {outcome: values[outcome] - offset}
+        if offset is not None and family.scales_outcome:
+            values = values | {outcome: values[outcome] - offset}
     weight = row_weights(rows, study.model.weights)
     found = sums_of(study.federated_columns, values, len(rows), study.agreed_centres, weight)
     levels = sums_of(study.needed_levels, values, len(rows))  # whether it has each, whatever the weights
@@ -139,7 +141,9 @@ def study_scaling(
     if unlike := set(scaled) ^ set(rules):
         raise StudyError(f"the sums are not those of the study's columns: {', '.join(sorted(unlike))}")
     columns = tuple(scaled[name] for name in study.scaling_rules)
-    scaling = Scaling(columns, None if outcome is None else scaled.get(outcome))
+    own = None if outcome is None else scaled.get(outcome)
+    divides = study.model.family is not None and study.model.family.divides_outcome and own is not None
+    scaling = Scaling(columns, over_its_mean(own) if divides and own is not None else own, log_outcome=divides)
     return replace(scaling, design=design_scaling(_encoding(study, scaling), design)) if design else scaling
 
 
@@ -185,6 +189,9 @@ def fits_study(study: Study, scaling: object, *, with_design: bool = True) -> bo
         return False
     names = study.design_names if study.scales_design and with_design else ()
     scaled = None if scaling.outcome is None else scaling.outcome.name
+    divides = study.model.family is not None and study.model.family.divides_outcome
+    if scaling.log_outcome != (divides and scaled is not None):
+        return False
     return tuple(column.name for column in scaling.design) == names and scaled == study.scaled_outcome
 
 

@@ -136,11 +136,12 @@ class FormulaEncoding(GroupEncoding):
         """
         columns = [np.asarray(rows.values[column.name], float) for column in self.outcome]
         offset = self.offset_values(rows, counted_as)
-        if offset is not None and self.scaling.outcome is not None:
+        if offset is not None and not self.adds_offset:
             columns[0] = columns[0] - offset
-        elif offset is not None:
+        columns[0] = self.scaling.apply_to_outcome(columns[0])
+        if offset is not None and self.adds_offset:
             columns.append(offset)
-        return self.scaling.apply_to_outcome(columns[0] if len(columns) == 1 else np.stack(columns, axis=1))
+        return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
     @property
     def has_offset(self) -> bool:
@@ -149,7 +150,11 @@ class FormulaEncoding(GroupEncoding):
     @property
     def adds_offset(self) -> bool:
         """Whether the outcomes have the offset as their last column, to be added to the predictor."""
-        return self.has_offset and self.scaling.outcome is None
+        return self.has_offset and (self.scaling.outcome is None or self.scaling.log_outcome)
+
+    @property
+    def has_log_link(self) -> bool:
+        return self.scaling.log_outcome
 
     def offset_values(self, rows: Rows, counted_as: str) -> Float[np.ndarray, " n"] | None:
         """The sum of the offsets of rows that were read, in the units of the data. Raises DataError."""

@@ -28,7 +28,10 @@ rates, and there per level of a category. With `sd_df` they are half-t. Correlat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from cavity.errors import StudyError
 
 SLOPE_SCALE = 2.5
 INTERCEPT_SCALE = 10.0  # of log odds and log rates
@@ -132,3 +135,21 @@ def prior_problem(family: str, df: float | None) -> str | None:
     if df is not None and family != STUDENT_T:
         return f"a {family} prior has no df; it is for student-t"
     return None
+
+
+def slope_prior(name: str, given: Mapping[str, float | int | str]) -> SlopePrior:
+    """The prior of one slope as it is given in Python. Raises StudyError.
+
+    Args:
+        name: of the slope.
+        given: with the keys `family`, `scale` and `df`, or some of them.
+    """
+    if unknown := sorted(given.keys() - {"family", "scale", "df"}):
+        raise StudyError(f"the prior of '{name}' has no key {unknown[0]!r}; it may have family, scale and df")
+    numbers = {}
+    for key in ("scale", "df"):
+        value = given.get(key)
+        if value is not None and (isinstance(value, str) or not value > 0):
+            raise StudyError(f"the {key} of the prior of '{name}' must be a positive number, not {value!r}")
+        numbers[key] = None if value is None else float(value)
+    return SlopePrior(str(given.get("family", NORMAL)), **numbers)

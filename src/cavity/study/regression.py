@@ -42,9 +42,10 @@ from cavity.study.priors import (
     SlopePrior,
     default_scale,
     prior_problem,
+    slope_prior,
 )
 from cavity.study.rows import Rows, read_rows
-from cavity.study.scaling import ScaledColumn, Scaling, scaling_from, sums_of
+from cavity.study.scaling import ScaledColumn, Scaling, over_its_mean, scaling_from, sums_of
 from cavity.study.table import Table, as_table
 from cavity.study.validation import left_side_problem
 
@@ -206,7 +207,7 @@ def _prior(
     priors: dict[str, Mapping[str, Real | str]],
 ) -> PriorChoice:
     is_scaled, scale = scaling.outcome is not None, kind.scale
-    single = {name: _slope_prior(name, own) for name, own in priors.items()}
+    single = {name: slope_prior(name, own) for name, own in priors.items()}
     for own in (kind, *single.values()):
         if problem := prior_problem(own.family, own.df):
             raise StudyError(problem)
@@ -228,19 +229,6 @@ def _prior(
     return PriorChoice(
         float(scale), float(intercept), chosen, of_single, None, kind.family, kind.df, tuple(sorted(single.items()))
     )
-
-
-def _slope_prior(name: str, given: Mapping[str, Real | str]) -> SlopePrior:
-    """The prior of one slope. Raises StudyError."""
-    if unknown := sorted(given.keys() - {"family", "scale", "df"}):
-        raise StudyError(f"the prior of '{name}' has no key {unknown[0]!r}; it may have family, scale and df")
-    numbers = {}
-    for key in ("scale", "df"):
-        value = given.get(key)
-        if value is not None and (isinstance(value, str) or not value > 0):
-            raise StudyError(f"the {key} of the prior of '{name}' must be a positive number, not {value!r}")
-        numbers[key] = None if value is None else float(value)
-    return SlopePrior(str(given.get("family", NORMAL)), **numbers)
 
 
 def _group_prior(
@@ -358,8 +346,9 @@ def _scaling(
     """What is given, and the rest by sums over all clients, as in a study."""
     predictors = [column for column in columns if column.name in formula.places]
     numeric = [c.name for c in predictors if c.is_numeric and c.name not in formula.transformed]
-    outcome = formula.outcomes[0] if family.scales_outcome else None
-    scaled = _given(given, (*numeric, *([] if outcome is None else [outcome])))
+    divides = family.divides_outcome and formula.intercept
+    outcome = formula.outcomes[0] if family.scales_outcome or divides else None
+    scaled = _given(given, (*numeric, *([] if outcome is None or divides else [outcome])))
     intercept = formula.intercept
     if outcome in scaled and scaled[outcome].centre != 0.0 and not intercept:
         raise DataError(f"without an intercept the outcome '{outcome}' cannot be centred; give the centre 0")
@@ -368,9 +357,12 @@ def _scaling(
         rest = rest if is_reversible(formula.text, columns, [*rest, *(n for n in numeric if n in scaled)]) else []
         scaled |= _by_sums(rest, rows, weights, around_zero=False)
         own = [outcome] if outcome is not None and outcome not in given else []
-        scaled |= _by_sums(own, without_offset(formula, tables, rows), weights, around_zero=not intercept)
+        without = rows if divides else without_offset(formula, tables, rows)
+        scaled |= _by_sums(own, without, weights, around_zero=not intercept)
     scaled_predictors = tuple(scaled[name] for name in numeric if name in scaled)
     found = Scaling(scaled_predictors, None if outcome is None else scaled.get(outcome))
+    if divides and found.outcome is not None:
+        found = replace(found, outcome=over_its_mean(found.outcome), log_outcome=True)
     if not federated:
         return found
     return replace(found, design=_design(FormulaEncoding(formula.text, columns, found), tables, rows, weights))

@@ -63,6 +63,7 @@ class Scaling(Record):
     Attributes:
         columns: numeric predictors, scaled before the formula computes with them.
         outcome: for families that scale it; None leaves it as it is.
+        log_outcome: whether the predictor is of the log of the outcome. Then the outcome is only divided, by its mean.
         design: the columns of the formula's matrix, computed from scaled predictors, and then the slopes of group
             terms, in the units of the data; empty leaves them as they are.
     """
@@ -70,6 +71,7 @@ class Scaling(Record):
     columns: tuple[ScaledColumn, ...] = ()
     outcome: ScaledColumn | None = None
     design: tuple[ScaledColumn, ...] = ()
+    log_outcome: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,6 +146,17 @@ def sums_of(
         np.array([fsum(each * column) for column in numbers], float),
         np.array([fsum(each * column**2) for column in numbers], float),
     )
+
+
+def over_its_mean(column: ScaledColumn) -> ScaledColumn:
+    """The same column divided by its mean and not centred. Raises CavityError.
+
+    Args:
+        column: centred at its mean.
+    """
+    if not column.centre > 0:
+        raise CavityError(f"the mean of column '{column.name}' is {column.centre:g}; an amount must be positive")
+    return ScaledColumn(column.name, 0.0, column.centre)
 
 
 def selected(sums: Sums, columns: Sequence[str]) -> Sums:

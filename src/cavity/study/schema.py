@@ -180,7 +180,10 @@ class Study:
     @property
     def outcome_rule(self) -> FixedScaling | ScalingRule:
         """How the outcome is scaled, for families that scale it."""
-        if self.model.family is None or not self.model.family.scales_outcome:
+        family, formula = self.model.family, self.formula
+        if family is not None and family.divides_outcome and formula is not None and formula.intercept:
+            return self.scaling
+        if family is None or not family.scales_outcome:
             return ScalingRule.NONE
         own = self.used_columns[0].scaling_rule
         return self.scaling if own is None else own

@@ -141,7 +141,7 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         shift = None
         if self.encoding is not None and (isinstance(x, Mapping) or hasattr(x, "columns")):
             offset = self.encoding.offset(x)
-            shift = None if offset is None else offset / self.encoding.outcome_units[1]
+            shift = None if offset is None else offset / self.encoding.predictor_units[1]
             x = self.encoding.features(x)
         elif self.encoding is not None and self.encoding.has_offset:
             raise DataError("the formula has an offset; give new rows as a table with its columns")
@@ -172,7 +172,7 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         """
         if self.encoding is None:
             return None
-        (centre, scale), block = self.encoding.outcome_units, self.encoding.to_computed()
+        (centre, scale), block = self.encoding.predictor_units, self.encoding.to_computed()
         if block is None and (centre, scale) == (0.0, 1.0):
             return None
         width = len(self.features) + int(self.intercept)

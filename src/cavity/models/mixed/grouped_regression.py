@@ -251,6 +251,10 @@ class GroupedRegression(GroupStructure):
         return (0.0, 1.0) if self.encoding is None else self.encoding.outcome_units
 
     @property
+    def _predictor_units(self) -> tuple[float, float]:
+        return (0.0, 1.0) if self.encoding is None else self.encoding.predictor_units
+
+    @property
     def log_outcome_scale(self) -> float:
         return math.log(self._outcome_units[1])
 
@@ -261,13 +265,13 @@ class GroupedRegression(GroupStructure):
     @property
     def _sd_units(self) -> np.ndarray:
         """By which an effect is multiplied to be in the units of the data."""
-        return self._outcome_units[1] / np.asarray(self._effect_units)
+        return self._predictor_units[1] / np.asarray(self._effect_units)
 
     def constrain(self, theta: PyTree, z_global: Float[Array, " g"]) -> OrderedDict[str, Array]:
         """All parameters by name, in the units of the data, with standard deviations and correlations."""
         fixed, family, log_sd, correlations = self._split(z_global)
         _, fixed = self._in_units(fixed)
-        scale = self._outcome_units[1]
+        scale = self._predictor_units[1]
         in_units = np.ones(len(family), bool) if self.family_in_units is None else np.array(self.family_in_units, bool)
         values = [
             fixed,
@@ -283,7 +287,7 @@ class GroupedRegression(GroupStructure):
         """What the units of the data add to an intercept of the groups' own, and the fixed effects in these units."""
         block = None if self.encoding is None else self.encoding.to_computed()
         own = self.has_own_intercept and not self.intercept
-        return fixed_in_units(fixed, self._outcome_units, block, intercept=self.intercept, own_intercept=own)
+        return fixed_in_units(fixed, self._predictor_units, block, intercept=self.intercept, own_intercept=own)
 
     def constrain_local(
         self, theta: PyTree, z_global: Float[Array, " g"], z_local: Float[Array, "u l"], data: Data
@@ -329,7 +333,7 @@ class GroupedRegression(GroupStructure):
         centre, scale = self._outcome_units
         f = self.predictors(z_global, drawn, batch, inner)
         if rows.offset is not None:
-            f = f.at[:, 0].add(jnp.asarray(rows.offset / scale, f.dtype))
+            f = f.at[:, 0].add(jnp.asarray(rows.offset / self._predictor_units[1], f.dtype))
         return centre + scale * self.likelihood.mean(f)
 
     def prepare(self, value: PyTree) -> Data:

@@ -54,6 +54,8 @@ class Family(abc.ABC):
         left_hint: how to write the left side, at the end of a message that refuses it.
         scales_outcome: whether the outcome is scaled as numeric predictors are. The prior of a slope is then in
             standard deviations of the outcome per standard deviation of the column; otherwise per unit of the column.
+        divides_outcome: whether the model computes with the outcome over its mean, as a log link allows. Then the unit
+            of the outcome does not matter, and the intercept's prior is around the log of the mean.
         ratio: what exp(coefficient) is ("odds ratio"), or None.
         slope_scale: the default standard deviation of a slope's prior.
         intercept_scale: that of an intercept.
@@ -70,6 +72,7 @@ class Family(abc.ABC):
     outcome_function: ClassVar[str | None] = None
     left_hint: ClassVar[str] = ""
     scales_outcome: ClassVar[bool] = False
+    divides_outcome: ClassVar[bool] = False
     ratio: ClassVar[str | None] = None
     slope_scale: ClassVar[float] = SLOPE_SCALE
     intercept_scale: ClassVar[float] = INTERCEPT_SCALE

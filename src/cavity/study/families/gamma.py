@@ -25,6 +25,7 @@ class Gamma(RegressionFamily):
 
     name: ClassVar[str] = "gamma"
     title: ClassVar[str] = "gamma regression"
+    divides_outcome: ClassVar[bool] = True
     ratio: ClassVar[str | None] = "ratio of means"
     draft_range: ClassVar[str | None] = "range = [0, inf]  # positive amounts"
 

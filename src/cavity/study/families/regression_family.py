@@ -200,7 +200,7 @@ def effect_scales(family: Family, encoding: FormulaEncoding, prior: PriorChoice)
         for name, full_name, number in zip(effects.names, effects.full_names, is_number, strict=True):
             unit = next(units)
             if full_name in single:
-                found.append(single[full_name] * unit / encoding.outcome_units[1])
+                found.append(single[full_name] * unit / encoding.predictor_units[1])
             elif effects.term.stratified and name == ONE:
                 found.append(prior.intercept_scale)
             else:
