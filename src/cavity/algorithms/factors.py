@@ -54,6 +54,7 @@ from cavity.distributions.natural import product
 from cavity.errors import UnsuitableError
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
+LARGEST_BOUND = 1e12  # nats
 HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
@@ -184,12 +185,17 @@ class FactorClient(ClientPart):
         return ClientUpdate(delta, report), local
 
     def _free_energy(self, inputs: ClientInput, problem: Problem, solution: Solution) -> Float[Array, ""]:
-        """E_q[-loss / weight - log factor] at the posterior received; NaN if the method does not maximise their sum."""
+        """E_q[-loss / weight - log factor] at the posterior received; NaN if the method does not maximise their sum.
+
+        It is NaN too where it is too large to mean anything: under a broad prior the expectation of an exponential, a
+        rate or a hazard, may be 1e40 or overflow, and no server would accept the number.
+        """
         expected, weight = solution.expected_loss, self.density.weight(problem.loss)
         if weight is None:
             return jnp.full_like(expected, jnp.nan)
         found = -expected / jnp.asarray(weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
-        return found - self.density.log_units(problem.data)
+        found = found - self.density.log_units(problem.data)
+        return jnp.asarray(jnp.where(jnp.abs(found) <= LARGEST_BOUND, found, jnp.nan))
 
 
 class FactorAlgorithm(Algorithm):
