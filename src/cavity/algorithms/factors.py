@@ -54,7 +54,7 @@ from cavity.distributions.natural import product
 from cavity.errors import UnsuitableError
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
-LARGEST_BOUND = 1e15  # nats, of a free energy that is reported
+LARGEST_BOUND = 1e12  # nats, of a free energy that is reported
 HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
@@ -190,7 +190,8 @@ class FactorClient(ClientPart):
     def _free_energy(self, inputs: ClientInput, problem: Problem, solution: Solution) -> Float[Array, ""]:
         """E_q[-loss / weight - log factor] at the posterior received; NaN if the method does not maximise their sum.
 
-        Also NaN where it is astronomic: E[exp(f)] under a wide prior says nothing, and a server refuses such a number.
+        It is NaN too where it is too large to mean anything: under a broad prior the expectation of an exponential, a
+        rate or a hazard, may be 1e40 or overflow, and no server would accept the number.
         """
         expected, weight = solution.expected_loss, self.density.weight(problem.loss)
         if weight is None:
