@@ -22,6 +22,8 @@ from cavity.models.mixed.grouped_regression import GroupedRegression, GroupEffec
 from cavity.models.mixed.marginal import marginal_model
 from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn
 from cavity.models.numpyro.globals_only import SERVER, as_rows
+from cavity.models.survival.client_baseline import ClientBaselineRegression
+from cavity.models.survival.cox import CoxRegression
 from cavity.models.topics import prodlda
 from tests.contracts.model import (
     NUM_ROWS,
@@ -203,6 +205,7 @@ def test_the_bound_of_a_gaussian_process_counts_rows_by_their_weights():
 def test_no_model_of_the_package_is_left_out():
     covered = {type(make()) for make, _ in (*MODELS.values(), *LATENT.values())}
     covered |= {type(marginal_model(grouped_model())), type(prodlda(2, 4)), type(M.sparse_gp(2, num_inducing=3))}
+    covered |= {CoxRegression, ClientBaselineRegression}  # in tests/models/survival
     found = set()
     for module in pkgutil.walk_packages(cavity.models.__path__, "cavity.models."):
         members = vars(importlib.import_module(module.name)).values()

@@ -23,6 +23,7 @@ from cavity.distributions.natural import inner, product
 from cavity.distributions.trees import diagonal_from_pytrees, entry_names, full_from_pytree
 from cavity.errors import ImproperError
 from tests.contracts import distribution as contract
+from tests.marks import thorough
 from tests.scenarios import gaussian_kl
 
 
@@ -100,6 +101,7 @@ def test_log_prob_is_normalised(family):
     contract.check_normalised(random_member(family, 2), *quadrature(family))
 
 
+@thorough
 @family_of
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**20))

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from cavity.study import columns, parse_study, priors, registry, schema
-from cavity.study.families import StudentT, families
+from cavity.study.families import PiecewiseExponential, StudentT, families
 
 FAMILIES = tuple(family for family in families() if family.__module__.startswith("cavity."))
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "study-file.md").read_text()
@@ -21,7 +21,8 @@ def test_every_key_and_word_is_described():
     records = [schema.Study, schema.ModelChoice, priors.PriorChoice, schema.AlgorithmChoice, schema.RunChoice]
     records += [priors.GroupPriorChoice, columns.Number, columns.Category, *FAMILIES]
     keys = {field.name for record in records for field in fields(record) if field.compare} - {"extra", "group"}
-    made = [StudentT(df="learned"), *(family() for family in FAMILIES)]
+    settings = {PiecewiseExponential: {"cuts": (90.0, 365.0)}}
+    made = [StudentT(df="learned"), *(family(**settings.get(family, {})) for family in FAMILIES)]
     extra = {key for family in made for key in family.extra_scales(outcome_is_scaled=True)}
     for key in keys | extra:
         assert f"`{key}`" in PAGE or f"`[{key}]`" in PAGE or f"`[{key}." in PAGE

@@ -144,6 +144,7 @@ def test_the_summary_says_how_latents_were_integrated_out(fit):
     assert fit.client_names == ["york", "leeds", "hull"]
 
 
+@thorough
 def test_the_verdict_is_known(fit):
     """Its corrected values are near the exact ones."""
     assert fit.verdict.verdict == "rough"

@@ -19,6 +19,7 @@ from cavity.likelihoods import (
     StudentTUnknownScale,
 )
 from tests.contracts import likelihood as contract
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -87,6 +88,7 @@ def test_log_prob_is_that_of_scipy(case):
         np.testing.assert_allclose(found, expected(f, np.asarray(y)), rtol=1e-9, atol=1e-9)
 
 
+@thorough
 @case_of
 def test_rows_are_independent_of_the_shape_of_the_batch(case):
     likelihood, y, _ = case
@@ -94,6 +96,7 @@ def test_rows_are_independent_of_the_shape_of_the_batch(case):
     contract.check_elementwise(likelihood, f, jnp.asarray(np.asarray(y, float)))
 
 
+@thorough
 @case_of
 def test_single_precision_keeps_the_digits_of_gradients(case):
     likelihood, y, _ = case
@@ -110,6 +113,7 @@ def test_single_precision_keeps_the_digits_of_gradients(case):
         np.testing.assert_allclose(single, exact, rtol=2e-4, atol=2e-3)
 
 
+@thorough
 @case_of
 def test_drawn_outcomes_have_the_mean(case):
     likelihood, _, _ = case

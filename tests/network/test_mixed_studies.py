@@ -67,6 +67,7 @@ def test_the_update_is_a_gaussian_of_the_shared_parameters(sent):
     assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(reply.update.delta)])).all()
 
 
+@thorough
 def test_a_preview_shows_what_is_sent(sent):
     study, table, site, _, _ = sent
     lines = "\n".join(preview(study, table, site))
@@ -74,6 +75,7 @@ def test_a_preview_shows_what_is_sent(sent):
     assert "delta" in lines
 
 
+@thorough
 def test_the_mean_of_a_posterior_is_bounded_and_its_precision_is_not(sent):
     study, _, _, scaling, _ = sent
     limits = bounds(study, scaling)

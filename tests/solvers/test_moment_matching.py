@@ -16,6 +16,7 @@ from cavity.losses import Beta, NegativeLogLikelihood, Tempered
 from cavity.models import BernoulliShare, linear_regression, logistic_regression, normal_location
 from cavity.solvers import MomentMatching
 from tests.contracts import solver as contract
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -123,6 +124,7 @@ def test_full_covariance_is_exact_after_one_exchange():
     np.testing.assert_allclose(q.mean, POOLED_MEAN, rtol=1e-12)
 
 
+@thorough
 def test_mean_field_ends_at_the_pooled_mean_and_fedpa_does_not():
     fit = pair_run(DiagonalGaussian, 100)
     np.testing.assert_allclose(fit.posterior.mean, POOLED_MEAN, rtol=1e-12)

@@ -205,6 +205,7 @@ def test_wrong_priors_in_python(options, message):
         cavity.regression(FORMULA, FRAMES, **options)
 
 
+@thorough
 def test_group_terms_have_normal_priors():
     frames = {name: frame | {"ward": [f"{name}{i % 5}" for i in range(50)]} for name, frame in FRAMES.items()}
     with pytest.raises(StudyError, match="a formula with group terms has normal priors"):

@@ -33,17 +33,8 @@ from cavity.study.formula import Formula, parse_formula
 from cavity.study.guessing import RawColumn, guess_predictor
 from cavity.study.models import formula_model
 from cavity.study.nesting import nesting_problem
-from cavity.study.priors import (
-    CORRELATION_ETA,
-    NORMAL,
-    SD_SCALE,
-    GroupPriorChoice,
-    PriorChoice,
-    SlopePrior,
-    default_scale,
-    prior_problem,
-    slope_prior,
-)
+from cavity.study.priors import NORMAL, SlopePrior
+from cavity.study.regression_priors import chosen_group_prior, chosen_prior
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, over_its_mean, scaling_from, sums_of
 from cavity.study.table import Table, as_table
@@ -181,8 +172,8 @@ def regression(
     )
     encoding = FormulaEncoding(formula, columns, scaled)
     kind = SlopePrior(prior_family, *(None if n is None else float(n) for n in (prior_scale, prior_df)))
-    prior = _prior(chosen_family, scaled, kind, intercept_scale, dict(prior_scales or {}), dict(priors or {}))
-    group = _group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
+    prior = chosen_prior(chosen_family, scaled, kind, intercept_scale, dict(prior_scales or {}), dict(priors or {}))
+    group = chosen_group_prior(parsed, chosen_family, scaled, sd_scale, sd_df, dict(sd_scales or {}), correlation_eta)
     prior = replace(prior, group=group)
     _refuse_crossed(encoding, rows)
     form = None if covariance is None else gaussian_class(covariance, len(encoding.design.names))
@@ -195,68 +186,6 @@ def regression(
         tolerance=tolerance,
         seed=seed,
         progress=progress,
-    )
-
-
-def _prior(
-    family: Family,
-    scaling: Scaling,
-    kind: SlopePrior,
-    intercept: Real | None,
-    scales: dict[str, Real],
-    priors: dict[str, Mapping[str, Real | str]],
-) -> PriorChoice:
-    is_scaled, scale = scaling.outcome is not None, kind.scale
-    single = {name: slope_prior(name, own) for name, own in priors.items()}
-    for own in (kind, *single.values()):
-        if problem := prior_problem(own.family, own.df):
-            raise StudyError(problem)
-    if both := sorted(scales.keys() & single.keys()):
-        raise StudyError(f"'{both[0]}' is in prior_scales and in priors; give its scale in priors")
-    if family.scales_outcome and not is_scaled and (scale is None or intercept is None):
-        raise StudyError(
-            "an outcome that is not scaled has no default prior: give prior_scale and intercept_scale in the units of "
-            'the outcome, or use scaling="federated"'
-        )
-    scale = default_scale(kind.family, family.slope_scale) if scale is None else scale
-    intercept = family.intercept_scale if intercept is None else intercept
-    for name, value in {"prior_scale": scale, "intercept_scale": intercept, **scales}.items():
-        if not value > 0:
-            raise StudyError(f"the scale of a prior must be positive; {name} is {value}")
-    extra = family.extra_scales(outcome_is_scaled=is_scaled)
-    of_single = tuple((name, float(value)) for name, value in scales.items() if name not in extra)
-    chosen = tuple((key, float(scales.get(key, default))) for key, default in extra.items())
-    return PriorChoice(
-        float(scale), float(intercept), chosen, of_single, None, kind.family, kind.df, tuple(sorted(single.items()))
-    )
-
-
-def _group_prior(
-    formula: Formula,
-    family: Family,
-    scaling: Scaling,
-    scale: Real | None,
-    df: Real | None,
-    scales: dict[str, Real],
-    eta: Real | None,
-) -> GroupPriorChoice | None:
-    given = {"sd_scale": scale, "sd_df": df, "correlation_eta": eta, **scales}
-    given = {name: float(value) for name, value in given.items() if value is not None}
-    if not formula.groups:
-        if given:
-            raise StudyError(f"{next(iter(given))} is for formulas with group terms such as `(1 | ward)`")
-        return None
-    for name, value in given.items():
-        if not value > 0:
-            raise StudyError(f"{name} must be positive, not {value}")
-    if family.scales_outcome and scaling.outcome is None and scale is None:
-        raise StudyError(
-            "an outcome that is not scaled has no default prior: give sd_scale in the units of the outcome, or use "
-            'scaling="federated"'
-        )
-    single = tuple((name, float(value)) for name, value in sorted(scales.items()))
-    return GroupPriorChoice(
-        given.get("sd_scale", SD_SCALE), given.get("sd_df"), given.get("correlation_eta", CORRELATION_ETA), single
     )
 
 

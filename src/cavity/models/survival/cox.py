@@ -2,7 +2,7 @@
 
     log PL = sum over events i of  eta_i - log sum over those at risk at t_i of exp(eta_j),     eta = x . theta
 
-(Cox, 1975), summed over clients; nobody is compared with rows of another client, so no times leave a client. Ties are
+(Cox, 1975), summed over clients; no row is compared with those of another client, so no times leave a client. Ties are
 those of Efron or Breslow (`ties`), and rows may enter late (`risk_sets`). It is computed in O(n log n).
 
 With independent priors of each client's baseline hazard this is the limit of the marginal likelihood of theta, as the
