@@ -37,6 +37,7 @@ REPRODUCE = {
     "sfvi-softmax": "cavity_experiments.sfvi_softmax:sfvi_softmax",
     "sfvi-bnn": "cavity_experiments.sfvi_bnn:sfvi_bnn",
     "mixed-models": "cavity_experiments.marginal_models:marginal_models",
+    "families": "cavity_experiments.families:families",
     "sfvi-topics": "cavity_experiments.sfvi_topics:sfvi_topics",
 }
 BENCH = {

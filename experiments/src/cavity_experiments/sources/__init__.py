@@ -20,6 +20,7 @@ from cavity_experiments.sources.multilevel import (
     six_cities,
     toenail,
 )
+from cavity_experiments.sources.multisite import crabs, long_covid, trauma
 from cavity_experiments.sources.newsgroups import Newsgroups, newsgroups
 from cavity_experiments.sources.omniglot import Omniglot, omniglot_small
 from cavity_experiments.sources.reading import DataUnavailable, Table, data_directory
@@ -48,12 +49,14 @@ __all__ = [
     "bank",
     "contraception",
     "covertype",
+    "crabs",
     "credit",
     "data_directory",
     "eicu_demo",
     "fashion_mnist",
     "heart_disease",
     "imputed",
+    "long_covid",
     "magic",
     "mnist",
     "newsgroups",
@@ -64,6 +67,7 @@ __all__ = [
     "standardised",
     "titanic",
     "toenail",
+    "trauma",
     "twonorm",
     "uci_regression",
     "uci_splits",
