@@ -38,6 +38,7 @@ REPRODUCE = {
     "sfvi-bnn": "cavity_experiments.sfvi_bnn:sfvi_bnn",
     "families": "cavity_experiments.families_survival:survival",
     "mixed-models": "cavity_experiments.marginal_models:marginal_models",
+    "families": "cavity_experiments.families:families",
     "sfvi-topics": "cavity_experiments.sfvi_topics:sfvi_topics",
 }
 BENCH = {

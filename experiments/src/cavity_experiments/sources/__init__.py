@@ -21,6 +21,7 @@ from cavity_experiments.sources.multilevel import (
     six_cities,
     toenail,
 )
+from cavity_experiments.sources.multisite import crabs, long_covid, trauma
 from cavity_experiments.sources.newsgroups import Newsgroups, newsgroups
 from cavity_experiments.sources.omniglot import Omniglot, omniglot_small
 from cavity_experiments.sources.reading import DataUnavailable, Table, data_directory
@@ -50,6 +51,7 @@ __all__ = [
     "bank",
     "contraception",
     "covertype",
+    "crabs",
     "credit",
     "data_directory",
     "eicu_demo",
@@ -59,6 +61,7 @@ __all__ = [
     "heart_disease",
     "imputed",
     "length_of_stay",
+    "long_covid",
     "magic",
     "mnist",
     "newsgroups",
@@ -69,6 +72,7 @@ __all__ = [
     "standardised",
     "titanic",
     "toenail",
+    "trauma",
     "twonorm",
     "uci_regression",
     "uci_splits",

