@@ -19,6 +19,7 @@ from cavity.evaluation.verdict import EXACT, GOOD
 from cavity.fit.run import Fit
 from cavity.study.regression import regression
 from cavity_experiments import family_references, one_shot, sources
+from cavity_experiments.families_survival import survival
 from cavity_experiments.runner import Journal, Size
 
 MEANS, SDS = 0.05, 0.05  # of a posterior sd, and relative
@@ -177,7 +178,7 @@ def trauma(journal: Journal, size: Size, seed: int) -> None:
 
 
 Part = Callable[[Journal, Size, int], None]
-PARTS: tuple[Part, ...] = (accuracy, trauma)  # survival outcomes and splines are further parts
+PARTS: tuple[Part, ...] = (accuracy, trauma, survival)
 
 
 def families(journal: Journal, size: Size, seed: int) -> None:

@@ -36,7 +36,6 @@ REPRODUCE = {
     "sfvi-radon": "cavity_experiments.sfvi_radon:sfvi_radon",
     "sfvi-softmax": "cavity_experiments.sfvi_softmax:sfvi_softmax",
     "sfvi-bnn": "cavity_experiments.sfvi_bnn:sfvi_bnn",
-    "families": "cavity_experiments.families_survival:survival",
     "mixed-models": "cavity_experiments.marginal_models:marginal_models",
     "families": "cavity_experiments.families:families",
     "sfvi-topics": "cavity_experiments.sfvi_topics:sfvi_topics",
