@@ -17,6 +17,7 @@ import numpy as np
 from cavity.evaluation import diagnostics
 from cavity.evaluation.verdict import EXACT, GOOD
 from cavity.fit.run import Fit
+from cavity.models.glm.regression import Regression
 from cavity.study.regression import regression
 from cavity_experiments import family_references, one_shot, sources
 from cavity_experiments.families_survival import survival
@@ -127,6 +128,7 @@ def _rounds(journal: Journal, name: str, case: Case) -> Fit:
 def _against_nuts(journal: Journal, name: str, case: Case, pooled: Fit, num_draws: int, seed: int) -> None:
     """Means and sds beside NUTS; where they differ, the verdict must say so."""
     model = pooled.algorithm.model
+    assert isinstance(model, Regression)
     x, y = model.prepare(case.pooled["all"])
     draws, r_hat, ess = family_references.nuts_draws(model, x, y, num_draws=num_draws, seed=seed)
     mean, sd = np.asarray(pooled.posterior.mean), np.sqrt(np.diag(np.asarray(pooled.posterior.covariance)))
