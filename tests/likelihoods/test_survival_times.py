@@ -67,6 +67,20 @@ def test_censored_rows_in_extreme_tails(log_time):
         assert np.isfinite(jax.grad(likelihood.log_prob)(f, y)).all()
 
 
+def test_a_weibull_time_continues_smoothly_where_it_is_impossible():
+    likelihood, f = WeibullTime(), jnp.zeros(2)
+
+    def log_prob(z):
+        return likelihood.log_prob(f, jnp.stack([jnp.exp(z), jnp.zeros_like(z)]))
+
+    for order in range(3):
+        below, above = (float(log_prob(jnp.asarray(z))) for z in (20.0 - 1e-7, 20.0 + 1e-7))
+        assert above == pytest.approx(below, rel=1e-6), order
+        log_prob = jax.grad(log_prob)
+    far = jax.jit(jax.value_and_grad(likelihood.log_prob))(jnp.array([0.0, -10.0]), jnp.array([1e3, 1.0]))
+    assert all(np.isfinite(part).all() for part in far)
+
+
 def hazards(f):
     return np.exp(np.array([f[0], *(f[0] + f[1:])], float))
 

@@ -79,6 +79,55 @@ def test_times_in_other_units_have_the_same_hazard_ratios():
     np.testing.assert_allclose(fits[2].posterior.precision, fits[0].posterior.precision, rtol=1e-9)
 
 
+def awkward(unit):
+    """Ties everywhere: twelve rows, no events at the second client, equal times at the third; two columns alike."""
+    rng, frames = np.random.default_rng(5), {}
+    for client, size in {"leeds": 12, "york": 20, "hull": 15}.items():
+        age = rng.normal(60, 10, size)
+        time = unit * np.ceil(3 * rng.weibull(1.4, size) * np.exp(-0.03 * (age - 60))) / 3
+        frames[client] = {"time": time, "died": (rng.random(size) < 0.8) * 1, "age": age, "months": 12 * age + 3}
+    frames["york"]["died"] = np.zeros(20)
+    frames["hull"]["time"] = np.full(15, unit)
+    return frames
+
+
+ROW_FAMILIES = {
+    "weibull": {},
+    "lognormal": {},
+    "exponential": {},
+    "piecewise-exponential": {"cuts": [0.5, 1.2]},
+}
+
+
+@thorough
+@pytest.mark.parametrize("unit", [12_000.0, 0.001])
+@pytest.mark.parametrize("family", ROW_FAMILIES)
+def test_awkward_data_over_clients_are_as_if_pooled(family, unit):
+    settings = {name: [unit * cut for cut in cuts] for name, cuts in ROW_FAMILIES[family].items()}
+    frames, formula = awkward(unit), "Surv(time, died) ~ age + months"
+    fit = cavity.regression(formula, frames, family=family, tolerance=1e-9, **settings)
+    pooled = {name: np.concatenate([own[name] for own in frames.values()]) for name in frames["leeds"]}
+    same = cavity.regression(formula, {"all": pooled}, family=family, tolerance=1e-9, **settings)
+    assert fit.converged
+    assert not fit.history[-1]["unconverged"]
+    assert cavity.kl(fit.posterior, same.posterior) < 1e-6
+    # both columns are one over a number: only the sum of their effects is known
+    assert np.std(same.posterior.mean[1:3]) < 1e-4
+
+
+@thorough
+@pytest.mark.parametrize("settings", [{"family": "cox"}, {"family": "piecewise-exponential", "baseline": "client"}])
+def test_awkward_data_have_hazard_ratios(settings):
+    found = []
+    for unit in (12_000.0, 0.001):
+        cuts = {"cuts": [0.5 * unit, 1.2 * unit]} if settings["family"] != "cox" else {}
+        fit = cavity.regression("Surv(time, died) ~ age + months", awkward(unit), tolerance=1e-9, **settings, **cuts)
+        assert fit.converged
+        assert len(fit.history) <= 6
+        found.append(np.asarray(fit.posterior.mean))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
 # R 4.2 on the pooled rows, from the README of the data: estimates and standard errors
 COXPH = {
     "efron": ([0.01698975, -0.55688107], [0.00932878, 0.17162093]),

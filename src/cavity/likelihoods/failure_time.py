@@ -32,6 +32,7 @@ from cavity.likelihoods.survival_times import SurvivalLikelihood, survival_times
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 FAR = 5.0  # standard deviations, above which the normal tail is a continued fraction
 FRACTIONS = 40
+STEEP = 20.0
 
 
 class FailureTime(SurvivalLikelihood):
@@ -81,13 +82,18 @@ class FailureTime(SurvivalLikelihood):
 
 
 class WeibullTime(FailureTime):
-    """A Weibull time with the shape exp(-f_2) and the scale exp(f_1)."""
+    """A Weibull time with the shape exp(-f_2) and the scale exp(f_1).
+
+    Under a Gaussian of log s the expectation of exp(z) does not exist: it is the exponential of an exponential. Above
+    z = 20, where P(W > z) is below exp(-4e8), the cumulative hazard exp(z) continues as its quadratic expansion. This
+    changes no posterior, expectations exist, and a search that starts far away comes back.
+    """
 
     def log_density(self, z: Float[Array, " *batch"]) -> Float[Array, " *batch"]:
-        return z - jnp.exp(z)
+        return z - _cumulative_hazard(z)
 
     def log_survival(self, z: Float[Array, " *batch"]) -> Float[Array, " *batch"]:
-        return -jnp.exp(z)
+        return -_cumulative_hazard(z)
 
     def mean(self, f: Float[Array, "*batch k"]) -> Float[Array, "*batch *outcome"]:
         """The expected time, exp(f_1) Gamma(1 + s)."""
@@ -137,6 +143,12 @@ class ExponentialTime(SurvivalLikelihood, OnePredictor, ClosedFormMean, Expected
 
     def expected_mean(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
         return jnp.exp(mean + 0.5 * variance)
+
+
+def _cumulative_hazard(z: Float[Array, " *batch"]) -> Float[Array, " *batch"]:
+    """exp(z); above `STEEP` its quadratic expansion there."""
+    excess = jnp.maximum(z - STEEP, 0.0)
+    return jnp.exp(jnp.minimum(z, STEEP)) * (1.0 + excess + 0.5 * excess**2)
 
 
 def log_normal_tail(z: Float[Array, " *batch"]) -> Float[Array, " *batch"]:
