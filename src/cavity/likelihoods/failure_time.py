@@ -69,7 +69,7 @@ class FailureTime(SurvivalLikelihood):
         times, log_scale = survival_times(y), self.log_scale(f)
         log_stop, died = jnp.log(times.stop), times.status > 0
 
-        def standard(log_time: Float[Array, " *batch"]) -> Float[Array, " *batch"]:
+        def standard(log_time: Array) -> Array:
             return (log_time - f[..., 0]) * jnp.exp(-log_scale)
 
         z = standard(log_stop)

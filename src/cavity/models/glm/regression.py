@@ -101,9 +101,9 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         x, y = batch
         return self._designs(x), y
 
-    def _designs(self, x: Float[Array, "n p"]) -> tuple[Float[Array, "n _"], ...]:
+    def _designs(self, x: Float[Leaf, "n p"]) -> tuple[Float[Array, "n _"], ...]:
         ones = jnp.ones((x.shape[0], 1), x.dtype)
-        columns = jnp.concatenate([ones, x], axis=1) if self.intercept else x
+        columns = jnp.concatenate([ones, x], axis=1) if self.intercept else jnp.asarray(x)
         designs = [ones if constant else columns for constant in self.constant]
         nothing = jnp.zeros((x.shape[0], len(self.unseen)), x.dtype)
         return (*designs[:-1], jnp.concatenate([designs[-1], nothing], axis=1) if self.unseen else designs[-1])

@@ -88,7 +88,7 @@ def _inner_placement(rows: NestedRows, offset: Array, start: Array) -> tuple[Arr
     """About the mode of each smaller group given v, R of the curvature there, and log det R."""
     loading, own = rows.parts.inner, rows.inner
 
-    def step(i: int, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+    def step(_: int | Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         centre = state[0] + jnp.clip(state[3], -LONGEST_STEP, LONGEST_STEP)
         _, first, h = rows.derivatives(offset + jnp.sum(loading * centre[own], axis=1))
         root, log_det = curvature_root(rows, h)
