@@ -121,7 +121,7 @@ class Receivers:
 
     def _worker(self, folder):
         site = site_of(self.study, "leeds", self.tables["leeds"], folder, lambda line: None)
-        site = replace(site, finish=lambda files: None)
+        site = replace(site, finish=lambda files, posterior, run_config: None)
         worker = Worker(
             site, ClientStore(folder), NotWritten(folder / "sent.jsonl"), sign=fuzzing.sign, verify=fuzzing.verify
         )

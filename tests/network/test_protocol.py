@@ -333,7 +333,7 @@ class SimulatedStudy:
             self.text,
             self.folder / "run",
             self.transport,
-            ServerConfig(notify=self.lines.append, round_timeout=20.0, **self.config),
+            ServerConfig(notify=self.lines.append, round_timeout=20.0, **{"report": False, **self.config}),
             observers=[observer],
             clock=self.transport.clock,
             sleep=sleep or self.transport.sleep,

@@ -104,7 +104,7 @@ def _answers(algorithm: PVI, data: Mapping[str, Data], folder: Path, seed: int) 
             IDENTITY,
             client_config=lambda run_config: config,
             sums=lambda scaling: None,
-            finish=lambda files: None,
+            finish=lambda files, posterior, run_config: None,
         )
         return Worker(site, ClientStore(folder / name), SentLog(folder / name / "sent.jsonl"))
 

@@ -31,8 +31,9 @@ def run(
 ) -> None:
     """Run a study in one process. The result is the same as over the network.
 
-    The folder gets `summary.csv`, `posterior.npz` (in the units of the data), `history.jsonl`, `versions.json`,
-    a copy of the study and a checkpoint.
+    The folder gets `report.html` for people, with its tables as CSV, Markdown and LaTeX; `summary.csv`,
+    `covariance.csv`, `draws.csv` and `posterior.npz` for programs, in the units of the data; `history.jsonl`,
+    `versions.json`, a copy of the study and a checkpoint.
 
     Example: `cavity run study.toml --data hospitals --output runs/rehearsal`
     """
@@ -41,6 +42,7 @@ def run(
     from rich.console import Console
 
     from cavity.study.reader import read_study
+    from cavity.study.report_facts import study_facts
     from cavity.study.run import open_run, run_study, write_results
 
     study = read_study(file, allow_models=allow_model or ())
@@ -58,9 +60,9 @@ def run(
             resume=resume,
             observers=[lambda record, server: _show(progress, record)],
         )
-    write_results(fit, directory, probability)
+    write_results(fit, directory, probability, study_facts(study, fit, probability, tables))
     typer.echo(str(fit.summary(probability)))
-    typer.echo(f"Results: {directory}")
+    typer.echo(f"Results: {directory}\nReport: {directory / 'report.html'}")
 
 
 def _tables(study: Study, folder: Path) -> dict[str, Table]:

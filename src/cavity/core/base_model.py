@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 
 import equinox as eqx
 from jaxtyping import PyTree
 
 from cavity.core.dataset import Data
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Parameters whose exponentials people report.
+
+    Attributes:
+        title: what an exponential is, such as "odds ratio".
+        names: the parameters; intercepts, scales and the like are not among them.
+    """
+
+    title: str
+    names: tuple[str, ...]
 
 
 class BaseModel(eqx.Module):
@@ -25,6 +39,11 @@ class BaseModel(eqx.Module):
         Raises:
             DataError: what is wrong with the data, and the remedy.
         """
+
+    @property
+    def ratios(self) -> Ratios | None:
+        """The coefficients whose exponentials are ratios; None where the model has none."""
+        return None
 
     @property
     def has_kinds(self) -> bool:

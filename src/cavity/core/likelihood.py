@@ -21,6 +21,7 @@ class Likelihood(eqx.Module):
     is_discrete: ClassVar[bool] = False  # whether p is a probability, at most 1, rather than a density
     has_classes: ClassVar[bool] = False  # whether outcomes are classes, and `mean` their probabilities
     is_flat_far_away: ClassVar[bool] = False  # whether log p falls as log |f| only, not as |f| or its square
+    ratio: ClassVar[str | None] = None  # what exp(difference of the first predictor) is, such as "odds ratio"
 
     @property
     @abc.abstractmethod

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from cavity.core.intervals import DEFAULT_LEVEL, check_level
 from cavity.core.messages import ClientState, ServerState
 from cavity.core.progress import Watcher
 from cavity.errors import CavityError
+from cavity.fit.outputs import Outputs
 from cavity.training import Observer, Record
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from cavity.fit.population import Population
     from cavity.fit.prediction import AnyPrediction
     from cavity.fit.presentation import Presentation
-    from cavity.fit.summary import Coefficients, Summary
+    from cavity.fit.summary import Coefficients
 
 
 @dataclass(frozen=True, repr=False)
-class Fit:
+class Fit(Outputs):
     """A posterior, and the run that led to it. `refine`, `withdraw` and `join` return a new fit.
 
     Attributes:
@@ -147,22 +147,6 @@ class Fit:
         from cavity.evaluation import verdict
 
         return verdict.verdict_of(self)
-
-    def summary(self, level: float = DEFAULT_LEVEL) -> Summary:
-        """Mean, standard deviation and central interval of every parameter, by name.
-
-        Args:
-            level: the probability that each interval has.
-
-        Returns:
-            The summary; `print` shows a table, a notebook shows it as HTML. Where this process has the clients' data,
-            the table says how good the approximation is (`verdict`).
-        """
-        from cavity.evaluation import integration, verdict
-        from cavity.fit.presentation import remarks_on
-
-        summary = self._presentation.summary(check_level(level), remarks_on(self))
-        return replace(summary, checks=lambda: (verdict.remark(self), *filter(None, [integration.remark(self)])))
 
     def predict(
         self,
@@ -356,30 +340,6 @@ class Fit:
         from cavity.fit import influence
 
         return influence.row_influence(self, name, rows, seed)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fit with its evidence, and without the clients' data, to one `.npz` file.
-
-        Args:
-            path: the file; `cavity.load` reads it.
-        """
-        from cavity.fit import files
-
-        files.write(self, path)
-
-    def to_arviz(self, num_draws: int = 4000, seed: int = 0) -> Any:
-        """Posterior draws for ArviZ (needs the extra `cavity[arviz]`).
-
-        Args:
-            num_draws: number of draws.
-            seed: random seed of the draws.
-
-        Returns:
-            `InferenceData` of ArviZ 0.x, a `DataTree` of ArviZ 1.x.
-        """
-        from cavity.fit.local_posterior import as_arviz
-
-        return as_arviz(self._presentation.draws(num_draws, seed))
 
     def population(self, action: str) -> Population:
         """The clients with their data.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from cavity.core import Distribution
+from cavity.core.base_model import Ratios
 from cavity.core.intervals import DEFAULT_LEVEL, check_level, half_width, tails
 from cavity.distributions.gaussian import gaussian_or_none
 from cavity.errors import ImproperError, printable
@@ -28,7 +31,15 @@ QUANTILE_DRAWS = 20_000  # for families without closed-form quantiles
 
 @dataclass(frozen=True)
 class Estimate:
-    """One parameter: posterior mean, standard deviation, and the ends of a central interval."""
+    """One parameter.
+
+    Attributes:
+        name: of the parameter.
+        mean: posterior mean; of a ratio, the exponential of the coefficient's mean.
+        sd: posterior standard deviation; of a ratio, that of its logarithm.
+        lower: the lower end of a central interval.
+        upper: its upper end.
+    """
 
     name: str
     mean: float
@@ -67,12 +78,14 @@ class Summary:
         estimates: one per parameter.
         level: the probability that each interval has.
         remarks: notes below the table.
+        ratio: what the numbers are if they are exponentials of coefficients ("odds ratio"); otherwise None.
         checks: computes further notes, which takes seconds; called when the table is shown.
     """
 
     estimates: tuple[Estimate, ...]
     level: float
     remarks: tuple[str, ...] = ()
+    ratio: str | None = None
     checks: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Estimate:
@@ -89,10 +102,10 @@ class Summary:
 
     def __str__(self) -> str:
         names, header = self._names, self._header
-        width = max(map(len, [header[0], *names]))
-        lines = [f"{header[0]:<{width}}  " + "  ".join(f"{title:>10}" for title in header[1:])]
-        for name, numbers in zip(names, self._numbers, strict=True):
-            lines.append(f"{name:<{width}}  " + "  ".join(f"{number:>10}" for number in numbers))
+        width, widths = max(map(len, [header[0], *names])), [max(10, len(title)) for title in header[1:]]
+        lines = [f"{header[0]:<{width}}  " + "  ".join(f"{t:>{w}}" for t, w in zip(header[1:], widths, strict=True))]
+        for name, row in zip(names, self._numbers, strict=True):
+            lines.append(f"{name:<{width}}  " + "  ".join(f"{n:>{w}}" for n, w in zip(row, widths, strict=True)))
         return "\n".join([*lines, *(f"note: {remark}" for remark in self._notes)])
 
     def _repr_html_(self) -> str:
@@ -104,7 +117,8 @@ class Summary:
 
     @property
     def _header(self) -> tuple[str, ...]:
-        return ("parameter", "mean", "sd", *(f"{100 * tail:.6g}%" for tail in tails(self.level)))
+        middle = ("mean", "sd") if self.ratio is None else (self.ratio,)
+        return ("parameter", *middle, *(f"{100 * tail:.6g}%" for tail in tails(self.level)))
 
     @property
     def _names(self) -> list[str]:
@@ -112,11 +126,29 @@ class Summary:
 
     @property
     def _numbers(self) -> list[list[str]]:
-        return [[f"{value:.4g}" for value in (e.mean, e.sd, e.lower, e.upper)] for e in self.estimates]
+        shown = attrgetter("mean", *(["sd"] if self.ratio is None else []), "lower", "upper")
+        return [[f"{value:.4g}" for value in shown(estimate)] for estimate in self.estimates]
 
     @property
     def _notes(self) -> tuple[str, ...]:
         return (*self.remarks, *self.checks())
+
+    def exponentiated(self, ratios: Ratios) -> Summary:
+        """The exponentials of the coefficients that are logs of ratios, with their intervals.
+
+        Args:
+            ratios: which they are.
+        """
+        found = [
+            replace(e, mean=math.exp(e.mean), lower=math.exp(e.lower), upper=math.exp(e.upper))
+            for e in self.estimates
+            if e.name in ratios.names
+        ]
+        others = [e.name for e in self.estimates if e.name not in ratios.names]
+        left_out = f"not ratios, and left out: {', '.join(others)}; see summary()"
+        return replace(
+            self, estimates=tuple(found), ratio=ratios.title, remarks=(*self.remarks, *([left_out] if others else []))
+        )
 
     def to_frame(self) -> pandas.DataFrame:
         """The table as a pandas data frame (needs pandas).

@@ -38,6 +38,8 @@ class _Bernoulli(OnePredictor, ClosedFormMean, PowerIntegral, OutcomeDraws):
 class BernoulliLogit(_Bernoulli):
     """p(y = 1 | f) = 1 / (1 + exp(-f))."""
 
+    ratio: ClassVar[str | None] = "odds ratio"
+
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         # y f - log(1 + e^f), without overflow
         return f[..., 0] * y - jax.nn.softplus(f[..., 0])
@@ -75,6 +77,8 @@ class BernoulliCloglog(_Bernoulli):
 
     If events happen at the rate exp(f) per unit of time, this is the probability of at least one in a unit.
     """
+
+    ratio: ClassVar[str | None] = "hazard ratio"
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:
         # log(1 - e^-t) = log t - t / 2 + t^2 / 24 - ... for small t = e^f

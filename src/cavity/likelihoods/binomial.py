@@ -27,6 +27,10 @@ class BinomialTrials(OnePredictor, ClosedFormMean):
     trial: BernoulliLogit | BernoulliProbit | BernoulliCloglog
 
     @property
+    def ratio(self) -> str | None:
+        return self.trial.ratio
+
+    @property
     def num_outcomes(self) -> int:
         return 2
 

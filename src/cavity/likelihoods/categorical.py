@@ -22,6 +22,8 @@ class CategoricalLogit(PowerIntegral, OutcomeDraws):
     against class 0, and removes directions that the data do not identify.
     """
 
+    ratio: ClassVar[str | None] = "odds ratio"
+
     is_discrete: ClassVar[bool] = True
     has_classes: ClassVar[bool] = True
     num_classes: int = eqx.field(static=True)

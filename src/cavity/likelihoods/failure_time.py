@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -43,6 +44,8 @@ class FailureTime(SurvivalLikelihood):
             scale to 0.
         late_entry: whether outcomes have a start.
     """
+
+    ratio: ClassVar[str | None] = "time ratio"
 
     floor: Float[Leaf, ""] | float | None = None
     late_entry: bool = eqx.field(static=True, default=False)
@@ -120,6 +123,8 @@ class ExponentialTime(SurvivalLikelihood, OnePredictor, ClosedFormMean, Expected
     Attributes:
         late_entry: whether outcomes have a start.
     """
+
+    ratio: ClassVar[str | None] = "time ratio"
 
     late_entry: bool = eqx.field(static=True, default=False)
 

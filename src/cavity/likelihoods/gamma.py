@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,8 @@ class GammaLog(ClosedFormMean, PowerIntegral, OutcomeDraws):
         least_variation: a lower bound of 1 / sqrt(a), so that a client whose outcomes are all equal still has a proper
             posterior of its own; None is no bound.
     """
+
+    ratio: ClassVar[str | None] = "ratio of means"
 
     least_variation: Float[Leaf, ""] | float | None = None
 

@@ -21,6 +21,8 @@ class NegativeBinomialLog(ClosedFormMean, OutcomeDraws):
     The shape is `size` or `theta` in R, `shape` in brms, `alpha` in bambi. A large one gives the Poisson distribution.
     """
 
+    ratio: ClassVar[str | None] = "rate ratio"
+
     is_discrete: ClassVar[bool] = True
 
     @property

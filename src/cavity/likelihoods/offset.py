@@ -21,6 +21,10 @@ class WithOffset(Likelihood):
     inner: Likelihood
 
     @property
+    def ratio(self) -> str | None:
+        return self.inner.ratio
+
+    @property
     def num_predictors(self) -> int:
         return self.inner.num_predictors
 

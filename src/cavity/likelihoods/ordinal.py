@@ -82,6 +82,8 @@ class _Ordinal(PowerIntegral, OutcomeDraws):
 class OrdinalLogit(_Ordinal):
     """P(y <= c | f) = 1 / (1 + exp(f_1 - g_c))."""
 
+    ratio: ClassVar[str | None] = "odds ratio of a higher level"
+
     num_levels: int = eqx.field(static=True)
 
     def _log_below(self, at: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -72,6 +72,8 @@ class PiecewiseExponentialTime(SurvivalLikelihood, ExpectedLogProb):
         cuts: the cut points, positive and increasing.
         late_entry: whether outcomes have a start.
     """
+
+    ratio: ClassVar[str | None] = "hazard ratio"
 
     cuts: tuple[float, ...] = eqx.field(static=True, kw_only=True)
     late_entry: bool = eqx.field(static=True, default=False)

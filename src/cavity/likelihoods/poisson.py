@@ -22,6 +22,8 @@ _REACH = 9.0  # standard deviations on either side of the rate that the counts s
 class PoissonLog(OnePredictor, ClosedFormMean, PowerIntegral, OutcomeDraws):
     """y ~ Poisson(exp(f))."""
 
+    ratio: ClassVar[str | None] = "rate ratio"
+
     is_discrete: ClassVar[bool] = True
 
     def log_prob(self, f: Float[Array, "*batch k"], y: Outcomes) -> Float[Array, " *batch"]:

@@ -13,7 +13,8 @@ from jaxtyping import PyTree
 
 from cavity.core.client_data import prepare_client
 from cavity.errors import ProtocolError
-from cavity.io.checkpoints import write_atomically
+from cavity.fit.summary import Summary
+from cavity.network.client_results import local_summary, write_results
 from cavity.network.limits import bounds, fingerprint, max_messages, problem_with, problem_with_scaling
 from cavity.network.protocol import RunConfig, check_like
 from cavity.network.study_session import check_for_network, foreign_types, identity_of, largest_messages
@@ -21,12 +22,12 @@ from cavity.network.worker import ClientConfig, Site, first_reply
 from cavity.study.building import client_data, design_sums, fits_study, scaling_of, study_algorithm, sums
 from cavity.study.checks import name_findings
 from cavity.study.findings import Severity, refuse
+from cavity.study.report_facts import rows_of
 from cavity.study.scaling import Scaling, Sums
 from cavity.study.schema import Study
 from cavity.study.table import Table
 
 RESULTS = "results"
-_FILES = {"posterior.npz", "summary.csv", "history.jsonl", "study.toml", "versions.json"}
 
 
 def site_of(study: Study, name: str, table: Table, folder: Path, notify: Callable[[str], None]) -> Site:
@@ -47,10 +48,15 @@ def site_of(study: Study, name: str, table: Table, folder: Path, notify: Callabl
     own_scaling = _own_scaling(study, table)
     config = _client_config(study, name, table, RunConfig(own_scaling))  # shows errors in the data at once
 
-    def finish(files: dict[str, bytes]) -> None:
-        for file, content in files.items():
-            if file in _FILES:  # the server does not choose which files are written
-                write_atomically(folder / RESULTS / file, content)
+    def finish(files: dict[str, bytes], posterior: PyTree, run_config: RunConfig | None) -> None:
+        def local() -> Summary | None:
+            if posterior is None or run_config is None:
+                return None
+            config = _client_config(study, name, table, run_config)
+            raw = client_data(study, table, run_config.scaling)
+            return local_summary(config.algorithm, name, config.data, raw, posterior)
+
+        write_results(folder / RESULTS, name, files, rows_of(study, {name: table})[name], local, notify)
         notify(f"results: {folder / RESULTS}")
 
     return Site(

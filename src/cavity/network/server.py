@@ -26,7 +26,9 @@ from cavity.evaluation.evidence import closing_exchange, has_evidence
 from cavity.fit import run
 from cavity.fit.files import saved
 from cavity.fit.fit import Fit
-from cavity.io.checkpoints import HISTORY, RunDirectory, write_atomically
+from cavity.fit.method import marginal_or_none
+from cavity.io.checkpoints import RunDirectory, write_atomically
+from cavity.network.client_results import FILES as RESULT_FILES
 from cavity.network.engine import NetworkEngine
 from cavity.network.limits import ServerBounds
 from cavity.network.membership import Members
@@ -38,7 +40,8 @@ from cavity.network.study_session import check_for_network, foreign_types, ident
 from cavity.network.transport import Transport
 from cavity.simulation.local import LocalEngine
 from cavity.study.building import study_algorithm, study_schedule
-from cavity.study.run import POSTERIOR, STUDY, SUMMARY, VERSIONS, open_run, write_results
+from cavity.study.report_facts import study_facts
+from cavity.study.run import REPORT_PARTS, open_run, write_results
 from cavity.study.schema import Study
 from cavity.training import Observer, Record, Stopping
 
@@ -55,6 +58,7 @@ class ServerConfig:
             one to continue.
         round_timeout: seconds that a client has to reply.
         level: the probability of the intervals in the results.
+        report: whether to write the report.
         sign: signs what the server sends.
         verify: client -> the check of its signature; None if nothing is signed.
         notify: called with lines about the progress.
@@ -63,6 +67,7 @@ class ServerConfig:
     min_clients: int | None = None
     round_timeout: float = 300.0
     level: float = DEFAULT_LEVEL
+    report: bool = True
     sign: Sign = unsigned
     verify: dict[str, Verify] | None = None
     notify: Callable[[str], None] = lambda line: None
@@ -126,6 +131,7 @@ class StudyServer:
             largest_message=largest_messages(study)[0],
         )
         self._status: dict[str, Value] = {"state": "waiting"}
+        self._run_config: RunConfig | None = None
         self._session = Session(
             transport,
             session_config,
@@ -145,11 +151,12 @@ class StudyServer:
             self._members.stopped()
             self._notify("stopped; restart the server to resume", state="stopped")
         elif fit is not None:
-            write_results(fit, self._directory, self._config.level)
+            facts = study_facts(self._study, fit, self._config.level)
+            write_results(fit, self._directory, self._config.level, facts, report=self._config.report)
             missing = fit.server.clients.set_aside
             lacking = f"; the data of {', '.join(missing)} are missing or incomplete" if missing else ""
             self._notify(f"done after {len(fit.history)} rounds: {fit.stopped}{lacking}", state="done")
-            self._send_results()
+            self._send_results(fit)
         return fit
 
     def _one_run(self) -> Fit | None:
@@ -167,6 +174,7 @@ class StudyServer:
         run_config = None if self._members.stopping else setup.run_config()
         if run_config is None:
             return None
+        self._run_config = run_config
         algorithm = study_algorithm(self._study, run_config.scaling)
         stage = algorithm.initialisation
         algorithm = algorithm if stage is None or run_config.start is None else stage.start(run_config.start)
@@ -288,14 +296,18 @@ class StudyServer:
             algorithm, self._session, run_config, least=least, own=own, own_names=list(rows), bounds=limits
         )
 
-    def _send_results(self) -> None:
-        """Send the results to all connected clients."""
+    def _send_results(self, fit: Fit) -> None:
+        """Send the results to all connected clients, with what they need for results of their own."""
         files = {
             name: np.frombuffer((self._directory / name).read_bytes(), np.uint8)
-            for name in (POSTERIOR, SUMMARY, HISTORY, STUDY, VERSIONS)
+            for name in (*RESULT_FILES, REPORT_PARTS)
+            if (self._directory / name).exists()
         }
+        body = {"files": files}
+        if marginal_or_none(fit.algorithm) is not None:
+            body |= {"posterior": fit.posterior, "run_config": self._run_config}
         connected = sorted(self._session.connected())
-        received = self._session.ask_all(Kind.END, connected, {"files": files}, RESULTS_SECONDS)
+        received = self._session.ask_all(Kind.END, connected, body, RESULTS_SECONDS)
         if lacking := [name for name in connected if name not in received]:
             self._notify(f"the results did not reach {', '.join(lacking)}; send them the files of the run's folder")
 

@@ -70,7 +70,8 @@ class Site:
         identity: of the study.
         client_config: from a `RunConfig` to what runs.
         sums: the sums of the columns (given None), or of the formula's matrix (given the scaling of the columns).
-        finish: called with the results, by file name.
+        finish: called at the end with the results, by file name, the shared posterior and the run configuration, where
+            the client needs them for results of its own.
         types: classes from outside Cavity that the study's own model may send.
         largest_message: the largest size of the server's messages, in bytes.
         fingerprint: of the rows, by a key; None does not check them.
@@ -81,7 +82,7 @@ class Site:
     identity: Identity
     client_config: Callable[[RunConfig], ClientConfig]
     sums: Callable[[PyTree], PyTree]
-    finish: Callable[[dict[str, bytes]], None]
+    finish: Callable[[dict[str, bytes], PyTree, RunConfig | None], None]
     types: frozenset[type] = frozenset()
     largest_message: int = LARGEST_MESSAGE
     fingerprint: Fingerprint | None = None
@@ -192,7 +193,8 @@ class Worker:
             files = envelope.body.get("files", {})
             if not all(isinstance(file, np.ndarray) and file.dtype == np.uint8 for file in files.values()):
                 raise ProtocolError("its files are not bytes")
-            site.finish({name: file.tobytes() for name, file in files.items()})
+            content = {name: file.tobytes() for name, file in files.items()}
+            site.finish(content, envelope.body.get("posterior"), envelope.body.get("run_config"))
             self.over = "done"
             return Response(Kind.RECEIVED, {}, {})
         if self._leaving():

@@ -17,10 +17,13 @@ from cavity.core.intervals import DEFAULT_LEVEL, check_level
 from cavity.distributions.gaussian import gaussian_or_none
 from cavity.errors import DataError, StudyError
 from cavity.fit import run as fitting
+from cavity.fit.draw_files import csv_text
 from cavity.fit.fit import Fit
 from cavity.io import serialization
 from cavity.io.checkpoints import RunDirectory, write_atomically
 from cavity.io.versions import versions
+from cavity.reporting.facts import Facts, facts_of
+from cavity.reporting.report import Report
 from cavity.study.building import client_data, scaling_of, study_algorithm, study_schedule, usable_rows
 from cavity.study.identity import differences
 from cavity.study.reader import read_study
@@ -29,6 +32,8 @@ from cavity.study.table import Table
 from cavity.training import Observer
 
 STUDY, SUMMARY, POSTERIOR, VERSIONS = "study.toml", "summary.csv", "posterior.npz", "versions.json"
+COVARIANCE, DRAWS, REPORT_PARTS = "covariance.csv", "draws.csv", "report.json"
+MOST_DRAWN = 200  # parameters: with more, draws and covariance are in `posterior.npz` only
 
 T = TypeVar("T")
 
@@ -129,16 +134,26 @@ def open_run(directory: str | os.PathLike[str], study: Study, text: str, *, resu
     write_atomically(directory / VERSIONS, (json.dumps(found, indent=2) + "\n").encode())
 
 
-def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = DEFAULT_LEVEL) -> None:
-    """Write the posterior as arrays and the summary as a table, next to the checkpoint and the history.
+def write_results(
+    fit: Fit,
+    directory: str | os.PathLike[str],
+    level: float = DEFAULT_LEVEL,
+    facts: Facts | None = None,
+    *,
+    report: bool = True,
+) -> None:
+    """Write the results next to the checkpoint and the history.
 
     `posterior.npz` of a regression has `names`, `mean` and `covariance`, in the units of the data; that of another
-    model has the arrays of its posterior. `numpy.load` reads it, without pickle.
+    model has the arrays of its posterior. `numpy.load` reads it, without pickle. `summary.csv`, `covariance.csv` and
+    `draws.csv` are for other programs, `report.html` and `tables` for people.
 
     Args:
         fit: the result.
         directory: of the run.
         level: the probability that each interval has.
+        facts: of the report; None takes those that the fit knows.
+        report: whether to write it, with its tables.
     """
     level = check_level(level)
     directory = Path(directory)
@@ -146,9 +161,21 @@ def write_results(fit: Fit, directory: str | os.PathLike[str], level: float = DE
     page = io.StringIO()
     writer = csv.writer(page, lineterminator="\n")
     writer.writerow(["parameter", "mean", "sd", "lower", "upper", "level"])
-    for estimate in fit.summary(level):
+    summary = fit.summary(level)
+    for estimate in summary:
         writer.writerow([estimate.name, estimate.mean, estimate.sd, estimate.lower, estimate.upper, level])
     write_atomically(directory / SUMMARY, page.getvalue().encode())
+    if len(summary) <= MOST_DRAWN:
+        fit.save_draws(directory / DRAWS)
+        if gaussian_or_none(fit.posterior) is not None:
+            joint = fit.coefficients
+            columns = dict(zip(joint.names, joint.covariance, strict=True))
+            write_atomically(directory / COVARIANCE, csv_text(columns).encode())
+    if report:
+        found = Report(facts_of(fit, level) if facts is None else facts)
+        for name, content in found.files().items():
+            write_atomically(directory / name, content)
+        write_atomically(directory / REPORT_PARTS, found.to_json())
 
 
 def posterior_file(fit: Fit) -> bytes:

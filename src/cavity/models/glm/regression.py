@@ -25,6 +25,7 @@ from cavity.core import (
     PredictorDraws,
     ReportedModel,
 )
+from cavity.core.base_model import Ratios
 from cavity.core.checks import feature_names, numeric_matrix, numeric_outcomes, pair, same_rows
 from cavity.core.fields import Number, require
 from cavity.core.natural_scale import NaturalScale
@@ -96,6 +97,16 @@ class Regression(LinearModel, PredictorDraws, PredictiveModel, ReportedModel):
         for output, constant in zip(self.outputs, self.constant, strict=True):
             names += [output] if constant else [f"{output}: {name}" if output else name for name in slopes]
         return (*names, *self.unseen)
+
+    @property
+    def ratios(self) -> Ratios | None:
+        named = [f"{output}: {name}" if output else name for output in self._sloped for name in self.features]
+        return None if self.likelihood.ratio is None else Ratios(self.likelihood.ratio, tuple(named))
+
+    @property
+    def _sloped(self) -> tuple[str, ...]:
+        """The outputs that have slopes."""
+        return tuple(o for o, constant in zip(self.outputs, self.constant, strict=True) if not constant)
 
     def designs(self, batch: PyTree) -> tuple[tuple[Float[Array, "n _"], ...], Leaf]:
         x, y = batch

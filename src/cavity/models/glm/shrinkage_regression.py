@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from cavity.core import CorrectedPrior, Data, PredictiveModel, ReportedModel
+from cavity.core.base_model import Ratios
 from cavity.core.fields import Number
 from cavity.core.natural_scale import NaturalScale
 from cavity.distributions.diagonal import DiagonalGaussian
@@ -47,6 +48,10 @@ class ShrinkageRegression(CorrectedPrior, PredictiveModel, ReportedModel):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         return self.rows.parameter_names
+
+    @property
+    def ratios(self) -> Ratios | None:
+        return self.rows.ratios
 
     def seen(self, batch: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
         x, y, is_server = batch

@@ -34,6 +34,7 @@ from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Likelihood
+from cavity.core.base_model import Ratios
 from cavity.core.fields import as_number
 from cavity.core.types import Leaf
 from cavity.errors import CavityError, DataError
@@ -127,6 +128,10 @@ class GroupedRegression(GroupStructure):
         for name, (found, expected) in sizes.items():
             if found != expected:
                 raise CavityError(f"{name} has the length {found}; the model needs {expected}")
+
+    @property
+    def ratios(self) -> Ratios | None:
+        return None if self.likelihood.ratio is None else Ratios(self.likelihood.ratio, self.features)
 
     @property
     def _effect_units(self) -> tuple[float, ...]:

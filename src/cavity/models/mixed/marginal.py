@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from cavity.core import Data, LatentModel, Model, PredictiveModel
+from cavity.core.base_model import Ratios
 from cavity.core.fields import as_number
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
@@ -56,6 +57,10 @@ class MarginalModel(PredictiveModel):
     def parameter_names(self) -> tuple[str, ...]:
         names = self.latent.parameter_names
         return names if len(names) == self.latent.num_global else tuple(f"Z[{i}]" for i in range(len(self._start)))
+
+    @property
+    def ratios(self) -> Ratios | None:
+        return self.latent.ratios
 
     @property
     def _start(self) -> Float[Array, " d"]:

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from cavity.core import Data, Encoding, PredictiveModel, ReportedModel
+from cavity.core.base_model import Ratios
 from cavity.core.checks import feature_names, numeric_matrix, numeric_outcomes, pair, same_rows
 from cavity.distributions import FullGaussian
 from cavity.distributions.forms import Form
@@ -58,6 +59,10 @@ class HazardRatios(PredictiveModel, ReportedModel):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         return self.features
+
+    @property
+    def ratios(self) -> Ratios | None:
+        return Ratios("hazard ratio", self.features)
 
     def prepare(self, batch: PyTree) -> PyTree:
         if self.encoding is None or isinstance(batch, (tuple, list)):

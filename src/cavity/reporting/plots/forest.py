@@ -10,7 +10,7 @@ import numpy as np
 from cavity.core.intervals import percent
 from cavity.errors import CavityError
 from cavity.fit.summary import Summary
-from cavity.reporting.plots.style import GUIDE, axes_or_new, colour, figure_of, marker
+from cavity.reporting.plots.style import GUIDE, axes_or_new, colour, figure_of, marker, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def forest(
     if len(levels) > 1:
         raise CavityError(f"the summaries have intervals of different levels: {', '.join(map(str, sorted(levels)))}")
     names = [estimate.name for estimate in next(iter(summaries.values()))] if parameters is None else list(parameters)
-    axes = axes_or_new(axes, 7.0, 1.6 + 0.32 * len(names) * max(len(summaries), 2))
+    axes = axes_or_new(axes, 7.0, 1.6 + 0.32 * len(names) * len(summaries))
 
     axes.axvline(0.0, color=GUIDE, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
     rows = np.arange(len(names), dtype=float)
@@ -73,7 +73,7 @@ def forest(
             capsize=0,
             label=label,
         )
-    axes.set_yticks(rows, names)
+    axes.set_yticks(rows, [plain(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first parameter on top
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#ececec", linewidth=0.8)

@@ -27,6 +27,11 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
+def plain(name: str) -> str:
+    """A name as text: matplotlib would read what is between two dollars as a formula."""
+    return name.replace("$", r"\$")
+
+
 def axes_or_new(axes: Axes | None, width: float, height: float) -> Axes:
     """The given axes, or those of a new figure of this size in inches; without the top and right of the frame."""
     if axes is None:
