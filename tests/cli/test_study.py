@@ -314,9 +314,15 @@ def test_run_writes_its_results(command, tmp_path):
     assert "rx[T.high]:age" in out
     directory = tmp_path / "runs" / "trial-1"
     expected = {"checkpoint.npz", "history.jsonl", "posterior.npz", "study.toml", "summary.csv", "versions.json"}
+    expected |= {"report.html", "report.json", "tables", "covariance.csv", "draws.csv"}
     assert {path.name for path in directory.iterdir()} == expected
+    report = (directory / "report.html").read_text()
+    assert "rows dropped" in report
+    assert read_study("study.toml").hash in report
     levels = {"rx": ["placebo", "low", "high"]}
     fit = cavity.regression("died ~ rx * age + sex", hospitals(), levels=levels)
+    covariance = np.genfromtxt(directory / "covariance.csv", delimiter=",", skip_header=1)
+    np.testing.assert_allclose(covariance, fit.coefficients.covariance, rtol=1e-11, atol=1e-14)
     with np.load(directory / "posterior.npz", allow_pickle=False) as posterior:
         assert posterior["names"].tolist() == [estimate.name for estimate in fit.summary()]
         np.testing.assert_allclose(posterior["mean"], fit.coefficients.mean, rtol=1e-11)

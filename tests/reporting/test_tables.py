@@ -34,7 +34,7 @@ def test_markdown_has_as_many_cells_in_every_row():
 
 def test_latex_has_no_command_of_a_cell():
     text = TABLE.to_latex()
-    row = text.splitlines()[3]
+    row = text.splitlines()[4]
     assert row.startswith(r"\textless{}script\textgreater{}")
     assert r"\$x\_1\$ \& 5 \% \{a\} \textbackslash{}b" in row
     assert text.count(r"\\") == 3
