@@ -137,5 +137,5 @@ def picture(axes: Axes, caption: str) -> Figure:
 
     with matplotlib.rc_context({"svg.hashsalt": caption, "svg.fonttype": "path"}):
         buffer = io.BytesIO()
-        figure_of(axes).savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
+        figure_of(axes).savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white", bbox_inches="tight")
     return Figure(buffer.getvalue(), caption)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
 from cavity.core.intervals import percent
 from cavity.errors import CavityError, printable
-from cavity.fit.summary import Estimate, Summary
+from cavity.fit.draw_files import columns_of
+from cavity.fit.fit import Fit
+from cavity.fit.presentation import presentation_of
+from cavity.fit.summary import Summary
 from cavity.reporting.facts import Facts
 from cavity.reporting.fit_plots import FitPlots
 from cavity.reporting.page import Paragraph, Part, Section, picture
 from cavity.reporting.tables import Table
 
+DRAWS = 20_000
 MOST_SHOWN = 300  # parameters in the report's table; networks have many thousands
+
+
+Sides = dict[str, tuple[float, bool]]
 
 
 def estimates(facts: Facts) -> Section:
@@ -27,12 +34,13 @@ def estimates(facts: Facts) -> Section:
     except CavityError as error:
         return Section("Result", (Paragraph(str(error), important=True),))
     parts: list[Part] = []
+    sides = directions(fit) if len(summary) <= MOST_SHOWN else {}
     ratios = fit.algorithm.model.ratios
-    if ratios is not None and ratios.names:
-        parts.append(_ratio_table(summary, summary.exponentiated(ratios)))
+    if ratios is not None and ratios.names and sides:
+        parts.append(_ratio_table(summary.exponentiated(ratios), sides))
     if len(summary) > MOST_SHOWN:
         parts.append(Paragraph(f"The model has {len(summary):,} parameters; the first {MOST_SHOWN} are shown."))
-    parts.append(_table(summary))
+    parts.append(_table(summary, sides))
     parts += [Paragraph(remark) for remark in summary.remarks]
     try:
         axes = FitPlots(fit).forest(level=level)
@@ -45,12 +53,12 @@ def estimates(facts: Facts) -> Section:
     return Section("Result", tuple(parts))
 
 
-def _ratio_table(summary: Summary, exponentials: Summary) -> Table:
+def _ratio_table(exponentials: Summary, sides: Sides) -> Table:
     rows = [
-        (printable(e.name), f"{e.mean:.3g}", f"{e.lower:.3g} to {e.upper:.3g}", direction(summary[e.name], ">1", "<1"))
+        (printable(e.name), f"{e.mean:.3g}", f"{e.lower:.3g} to {e.upper:.3g}", _shown(sides[e.name], ">1", "<1"))
         for e in exponentials
     ]
-    title, interval = str(exponentials.ratio), f"{percent(summary.level)} interval"
+    title, interval = str(exponentials.ratio), f"{percent(exponentials.level)} interval"
     notes = ("P is the posterior probability that the ratio is above 1, or below 1, whichever is larger.",)
     return Table(
         f"{title.capitalize()} per unit of a column, or against the reference level",
@@ -61,9 +69,16 @@ def _ratio_table(summary: Summary, exponentials: Summary) -> Table:
     )
 
 
-def _table(summary: Summary) -> Table:
+def _table(summary: Summary, sides: Sides) -> Table:
     rows = [
-        (printable(e.name), f"{e.mean:.4g}", f"{e.sd:.3g}", f"{e.lower:.4g}", f"{e.upper:.4g}", direction(e))
+        (
+            printable(e.name),
+            f"{e.mean:.4g}",
+            f"{e.sd:.3g}",
+            f"{e.lower:.4g}",
+            f"{e.upper:.4g}",
+            _shown(sides[e.name], ">0", "<0") if sides else "",
+        )
         for e in summary.estimates[:MOST_SHOWN]
     ]
     notes = ("P is the posterior probability of a positive, or a negative, value, whichever is larger.",)
@@ -71,16 +86,20 @@ def _table(summary: Summary) -> Table:
     return Table("Parameters of the model", ("parameter", "mean", "sd", *ends, "P"), tuple(rows), notes, "estimates")
 
 
-def direction(estimate: Estimate, above: str = ">0", below: str = "<0") -> str:
-    """The probability of direction as text: that of a normal with this mean and sd; none for positive parameters.
+def directions(fit: Fit) -> dict[str, tuple[float, bool]]:
+    """The probability of direction of each parameter, from draws, and whether it is that of positive values.
 
     Args:
-        estimate: of a coefficient.
-        above: the name of positive values.
-        below: the name of negative values.
+        fit: the fit.
     """
-    if not estimate.sd > 0 or (estimate.lower > 0 and estimate.mean - 4 * estimate.sd < 0):
-        return ""  # a parameter that cannot be negative, such as a standard deviation
-    probability = 0.5 * math.erfc(-abs(estimate.mean) / estimate.sd / math.sqrt(2))
+    found = {}
+    for name, values in columns_of(presentation_of(fit).draws(DRAWS, 0)).items():
+        above = float(np.mean(values > 0))
+        found[name] = (max(above, 1 - above), above >= 0.5)
+    return found
+
+
+def _shown(direction: tuple[float, bool], above: str, below: str) -> str:
+    probability, is_above = direction
     shown = "> 0.999" if probability > 0.999 else f"{probability:.3f}"
-    return f"{shown} ({above if estimate.mean > 0 else below})"
+    return f"{shown} ({above if is_above else below})"
