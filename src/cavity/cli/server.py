@@ -33,6 +33,12 @@ def server(
     ] = None,
     level: Level = None,
     round_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a client has to reply.")] = 300.0,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the run on a page for a browser on this machine.")
+    ] = False,
+    dashboard_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of this page; 0 takes a free one.")
+    ] = 0,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; loopback addresses only.")] = False,
     allow_model: AllowModel = None,
 ) -> None:
@@ -46,6 +52,7 @@ def server(
     start_jax()
     probability = level_or_default(level)
     from cavity.cli.logs import terminal_and_log
+    from cavity.network.dashboard import Dashboard
     from cavity.network.flower import FlowerTransport
     from cavity.network.run_directory import only_one
     from cavity.network.server import StudyServer, server_log
@@ -60,13 +67,18 @@ def server(
     with only_one(directory, "a server"):
         notify = terminal_and_log(server_log(directory))
         notify(f"{study.name}: server at {host}:{port}, folder {directory}")
+        live = Dashboard(study, directory, server_log(directory), dashboard_port) if dashboard else None
+        if live is not None:
+            notify(f"dashboard: {live.address}")
         transport = FlowerTransport(side)
         try:
             text = file.read_text(encoding="utf-8")
-            config = replace(config, notify=notify)
+            config = replace(config, notify=notify, watch=None if live is None else live.watch)
             run = StudyServer(study, text, directory, transport, config, reopen=transport.reopen).run()
         finally:
             transport.close()
+            if live is not None:
+                live.close()
     if run is not None and run.history:
         typer.echo(str(run.summary(probability)))
         typer.echo(f"Results: {directory}")

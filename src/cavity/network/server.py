@@ -62,6 +62,7 @@ class ServerConfig:
         sign: signs what the server sends.
         verify: client -> the check of its signature; None if nothing is signed.
         notify: called with lines about the progress.
+        watch: called after every round with the algorithm and the server's state.
     """
 
     min_clients: int | None = None
@@ -71,6 +72,7 @@ class ServerConfig:
     sign: Sign = unsigned
     verify: dict[str, Verify] | None = None
     notify: Callable[[str], None] = lambda line: None
+    watch: Callable[[Algorithm, ServerState], None] | None = None
 
 
 def run_id(directory: Path) -> str:
@@ -245,12 +247,16 @@ class StudyServer:
             fit.server,
             fit.history,
             replace(stopping, asked=lambda: self._members.have_changed(fit.server.names)),
-            observers=[self._after_round, *self._observers],
+            observers=[self._after_round, *self._observers, *self._watchers(fit.algorithm)],
             checkpoint=checkpoint,
             checkpoint_seconds=0.0,
             write_ahead=True,
         )
         return replace(fit, server=server, history=history, stopped=stopped, client_states=engine.client_states())
+
+    def _watchers(self, algorithm: Algorithm) -> list[Observer]:
+        watch = self._config.watch
+        return [] if watch is None else [lambda record, server: watch(algorithm, server)]
 
     def _write(self, fit: Fit) -> None:
         RunDirectory(self._directory).write(saved(fit), fit.history)
