@@ -100,8 +100,9 @@ class Dashboard:
             status = {"state": "starting"}
         history = _history(self._directory / HISTORY)
         tolerance = self._study.run.tolerance
+        state, line = (html.escape(printable(status.get(key, ""))) for key in ("state", "line"))
         parts = [
-            f"<p><b>{html.escape(str(status.get('state', '')))}</b>: {html.escape(printable(status.get('line', '')))}</p>",
+            f"<p><b>{state}</b>: {line}</p>",
             f"<p>{html.escape(estimated_end(history, tolerance))}</p>",
             "<h2>Clients</h2>",
             self._clients(status.get("connected", []), history).to_html(),
@@ -118,7 +119,8 @@ class Dashboard:
             f'<meta http-equiv="refresh" content="{RELOAD}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<style>{STYLE} pre {{ overflow-x: auto; font-size: .8rem; }} svg {{ overflow: visible; }}"
-            " polyline { fill: none; stroke: #0072b2; stroke-width: 1.5; } .bar { stroke: #8c8c8c; stroke-dasharray: 4 3; }"
+            " polyline { fill: none; stroke: #0072b2; stroke-width: 1.5; }"
+            " .bar { stroke: #8c8c8c; stroke-dasharray: 4 3; }"
             f"</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>"
         )
 
