@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-experiments test-slow test-pythons lint format bench lock clean
+.PHONY: install demo test test-experiments test-slow test-exhaustive test-pythons lint format bench lock clean
 
 # Rebuilt when the requirements change. requirements.lock has every package, and the build's, by its hashes.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -21,13 +21,17 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests src
 
-# The fast tests of the second distribution: loaders of public data, the papers' tables, benchmarks.
+# The tests of the second distribution: loaders of public data, the papers' tables, benchmarks in small.
 test-experiments: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" experiments
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not exhaustive" experiments
 
 # With types and shapes of arrays checked at every call.
 test-slow: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow --jaxtyping-packages=cavity,cavity_experiments,beartype.beartype
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not exhaustive" tests --jaxtyping-packages=cavity,beartype.beartype
+
+# More cases of what the slow tests check: before a release.
+test-exhaustive: install
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m exhaustive
 
 # The fast tests on the other supported versions of Python, each in an environment of its own.
 test-pythons: install

@@ -12,3 +12,8 @@ needs_data = pytest.mark.skipif(
 def thorough(test):
     """A slow test of many small programs, which are compiled quickly: it checks a special case of what fast ones do."""
     return pytest.mark.slow(pytest.mark.usefixtures("quick_to_compile")(test))
+
+
+def exhaustive(test):
+    """More cases of a claim that the slow tests check already, too long for every change: `make test-exhaustive`."""
+    return pytest.mark.exhaustive(pytest.mark.slow(test))

@@ -9,7 +9,7 @@ from cavity.models import mlp_classifier
 from cavity.solvers import Gradient
 from cavity_experiments import bench_fedgvi, fedgvi_covertype, fedgvi_heart, fedgvi_images, fedgvi_toys, runner
 from cavity_experiments.runner import Size
-from tests.marks import needs_data
+from tests.marks import exhaustive, needs_data
 
 
 def test_the_thresholds():
@@ -53,6 +53,7 @@ def test_toys_in_small(tmp_path):
     assert set(result.figures) == {"clutter.png", "influence.png", "plane.png", "beta.png"}
 
 
+@exhaustive
 @needs_data
 @pytest.mark.slow
 @pytest.mark.timeout(900)

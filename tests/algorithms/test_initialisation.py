@@ -21,7 +21,7 @@ from cavity.fit import initialisation
 from cavity.models.numpyro.from_numpyro import numpyro_model
 from cavity.models.topics import prodlda
 from tests.algorithms.test_sfvi import clients, exact_family, model_of, model_once, rows
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 
 def started(algorithm, num_clients=2):
@@ -70,6 +70,7 @@ def in_units(level_unit, slope_unit, own_unit):
     return numpyro_model(function, counts(), unit="group", num_units="num_groups")
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["SFVI", "SFVI-Avg"])
 def test_units_do_not_matter(method):
@@ -87,6 +88,7 @@ def test_units_do_not_matter(method):
     np.testing.assert_allclose(posteriors[1][1], posteriors[0][1], atol=1e-10)
 
 
+@exhaustive
 @pytest.mark.slow
 def test_the_division_of_units_does_not_matter():
     algorithm = SFVI(in_units(1.0, 1.0, 1.0), num_steps=50, num_samples=2)

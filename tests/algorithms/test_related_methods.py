@@ -21,7 +21,7 @@ from cavity.models import linear_regression
 from cavity.schedules import Sequential
 from tests import scenarios
 from tests.gaussian_vi import closest_gaussian
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 from tests.numpy_ep import power_ep
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -313,6 +313,7 @@ def test_clients_that_represent_all_rows_count_them_once():
     assert np.isnan(fit.history[-1]["free_energy"])  # the local terms are of more rows than there are
 
 
+@exhaustive
 @thorough
 def test_small_steps_of_global_vi_end_near_the_pooled_optimum():
     """One client at a time, in one order, all of one size: the bias is of the order of the step."""

@@ -29,7 +29,7 @@ from cavity.schedules import SampledCount
 from cavity.simulation.drive import run_client
 from tests.compilations import compilations
 from tests.contracts.faults import check_survives_faults
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 NOISE, SPREAD, WIDE = 0.7, 0.5, 3.0
 
@@ -201,6 +201,7 @@ def test_reaches_the_exact_posterior():
         np.testing.assert_allclose(own.log_scale, local.log_scale[np.array(mine)], atol=1e-2)
 
 
+@exhaustive
 @pytest.mark.slow
 def test_the_division_of_units_does_not_matter():
     """What the paper remarks, for 500 steps with several importance samples."""
@@ -223,6 +224,7 @@ def test_the_division_of_units_does_not_matter():
         np.testing.assert_allclose(tracks[num_clients], tracks[1], atol=1e-8, rtol=0)
 
 
+@exhaustive
 @pytest.mark.slow
 def test_a_block_is_the_same_as_single_exchanges():
     algorithm = SFVI(model_once(), num_steps=40, num_samples=2, initialise=False)
@@ -255,6 +257,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@exhaustive
 @pytest.mark.slow
 def test_some_clients_at_a_time_are_scaled_for():
     """Over all halves of the clients, the sum divided by the share is on average that of all of them."""

@@ -19,7 +19,7 @@ from cavity.fit.run import prepare
 from cavity.models import function_model, linear_regression, logistic_regression, poisson_regression
 from tests import scenarios
 from tests.doubles import LoadedWhenAsked
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -174,6 +174,7 @@ def test_clean_regressions_are_good_or_better():
     check_clean(range(4))
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 10, 20, 30])
 def test_forty_clean_regressions_are_good_or_better(first):

@@ -17,7 +17,7 @@ import pytest
 import cavity
 from cavity.models import numpyro_model
 from cavity_experiments.mixed_models import by_nuts
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 VAGUE = 1e-3
 SURGICAL = {
@@ -157,6 +157,7 @@ def compared(fit, reference, names):
     return {name: abs(found[name] - reference[name].mean()) / reference[name].std() for name in found}
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("num_clients", [4, 12])
 def test_surgical(num_clients):
@@ -169,6 +170,7 @@ def test_surgical(num_clients):
     assert max(off.values()) < 0.15, off
 
 
+@exhaustive
 @pytest.mark.slow
 def test_surgical_with_a_variance():
     """The same posterior in other words."""
@@ -181,6 +183,7 @@ def test_surgical_with_a_variance():
     np.testing.assert_allclose(one / sd, np.array([1.0, -1.0]) * other / sd, atol=0.15)
 
 
+@exhaustive
 @pytest.mark.slow
 def test_seeds():
     reference, r_hat, _ = by_nuts(germination, SEEDS, num_draws=4000, seed=0, free_of=("level",))

@@ -16,7 +16,7 @@ from cavity.models.neural.hierarchical_bnn import fedpop, hierarchical_bnn, pred
 from cavity.simulation.stacks import pad
 from cavity_experiments import runner, sfvi_bnn
 from cavity_experiments.runner import Size
-from tests.marks import needs_data
+from tests.marks import exhaustive, needs_data
 
 SIZES = (4, 3, 2)
 BOTH = pytest.mark.parametrize("make", [hierarchical_bnn, fedpop])
@@ -141,6 +141,7 @@ def test_the_thresholds_are_the_papers():
     assert (sfvi_bnn.MARGIN, sfvi_bnn.HIDDEN, sfvi_bnn.ROUNDS, sfvi_bnn.EXCHANGES) == (0.5, 64, 20, 10_000)
 
 
+@exhaustive
 @needs_data
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -20,7 +20,7 @@ from cavity.losses import NegativeLogLikelihood
 from cavity.models.numpyro.from_numpyro import numpyro_kinds, numpyro_model
 from cavity.models.numpyro.globals_only import SERVER
 from tests.gaussian_vi import closest_gaussian
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -114,6 +114,7 @@ def test_pvi_finds_the_closest_gaussian_of_all_rows():
     assert cavity.kl(fit.posterior, alone.posterior) > 0.1  # the other kind says something
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("partition", "swapped"), [(scattered, False), (one_each, True)], ids=["partition", "order"])
 def test_neither_partition_nor_the_order_of_kinds_matter(partition, swapped):
@@ -231,6 +232,7 @@ def gaussian_posterior():
     return np.linalg.solve(precision, pull), np.linalg.inv(precision)
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("plain_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_local_latents_beside_none(plain_first):

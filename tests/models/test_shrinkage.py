@@ -19,7 +19,7 @@ from cavity.models import CommonScale, Horseshoe, Laplace, linear_regression, lo
 from cavity.models.numpyro.globals_only import SERVER
 from tests import scenarios
 from tests.gaussian_vi import closest_gaussian
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -120,6 +120,7 @@ def test_laplace_is_the_best_gaussian_of_a_grid(partition):
     assert mean == pytest.approx(posterior_mean, abs=0.05 * sd)
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", PARTS)
 def test_a_horseshoe_is_pooled_vi(partition):
@@ -141,6 +142,7 @@ def several(name, partition, family=FullGaussian):
     return cavity.run(cavity.PVI(model), clients, rounds=500, tolerance=1e-10), problem
 
 
+@exhaustive
 @pytest.mark.slow
 @prior_of
 def test_the_partition_does_not_matter(name):

@@ -33,7 +33,7 @@ from cavity_experiments import gp_data
 from cavity_experiments.gp_methods import DPO, Setting, federated, model_of
 from tests import gp_problems as gp
 from tests.contracts.faults import check_survives_faults
-from tests.marks import needs_data, thorough
+from tests.marks import exhaustive, needs_data, thorough
 
 X, Y = gp.rows()
 Z = np.linspace(-3, 3, 8)[:, None]
@@ -132,6 +132,7 @@ def some_problem(model, seed=0):
 LIKELIHOODS = [None, StudentT(0.5), BernoulliProbit(), PoissonLog()]
 
 
+@exhaustive
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda p: type(p).__name__)
 @thorough
 def test_gradients_by_finite_differences(likelihood):
@@ -294,6 +295,7 @@ def test_a_fit_is_saved_and_goes_on(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@exhaustive
 @thorough
 def test_late_clients_and_long_length_scales():
     """A kernel matrix of rank one but for its jitter; and a client that joins has a place in the union."""
@@ -431,6 +433,7 @@ def _close(mine, theirs, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@exhaustive
 @pytest.mark.parametrize("likelihood", [None, BernoulliProbit()], ids=["Gaussian", "Bernoulli"])
 @pytest.mark.parametrize("form", ["exact", "diagonal", "full"])
 @thorough
@@ -465,6 +468,7 @@ def test_rows_as_factors_leave_nothing_unsaid():
         assert float(jnp.max(jnp.abs(sharper))) > 0.1
 
 
+@exhaustive
 @pytest.mark.parametrize("form", ["diagonal", "full"])
 @thorough
 def test_what_is_divided_out_replaces_no_rows(form):
@@ -581,6 +585,7 @@ def test_a_pull_is_the_gradient_of_what_is_unsaid():
     assert in_turn(gp.fixed(Z, Coupled(), jitter=1e-6), split(20)).posterior.pull is None
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("schedule", "damping", "rounds"),
     [(Sequential(), 1.0, 4), (Synchronous(), 1 / 3, 12)],
@@ -647,6 +652,7 @@ class _Silent(type(learned())):
         return 0.0 * jnp.sum(phi)
 
 
+@exhaustive
 @thorough
 def test_pulls_say_what_few_pseudo_observations_cannot():
     """Four for sixty rows: hyperparameters come to rest where pooling's do, and of the noise as sure as Titsias' bound.
@@ -675,6 +681,7 @@ def test_pulls_say_what_few_pseudo_observations_cannot():
     assert ratios[1] < 0.75
 
 
+@exhaustive
 @pytest.mark.slow
 @needs_data
 def test_no_pass_makes_it_worse():

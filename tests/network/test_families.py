@@ -11,7 +11,7 @@ from cavity.network.worker import Worker
 from cavity.study import as_table, parse_study
 from cavity.study.run import run_study
 from tests import family_data
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 from tests.simulated_transport import SimulatedTransport
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -51,6 +51,7 @@ def test_every_family_over_a_network_is_the_same(tmp_path, name):
     check_equal(tmp_path, family_data.STUDIES[name].text, family_data.tables())
 
 
+@exhaustive
 @thorough
 @pytest.mark.parametrize("kind", ["laplace", "student-t", "horseshoe"])
 def test_priors_that_are_not_normal(tmp_path, kind):

@@ -37,6 +37,7 @@ from cavity_experiments import runner
 from tests import own_models
 from tests.contracts.faults import distance
 from tests.flower_network import NAMES, OUTSIDE, Rig, study_text
+from tests.marks import exhaustive
 from tests.network.test_flower_proxy import superlink_routes
 from tests.network.test_mixed_studies import BERNOULLI
 from tests.studies import UNSCALED, gap, patients
@@ -115,8 +116,14 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("method", METHODS)
+CASES = [
+    pytest.param(method, schedule, marks=() if method == "pvi" or schedule == "synchronous" else pytest.mark.exhaustive)
+    for method in METHODS
+    for schedule in SCHEDULES
+]
+
+
+@pytest.mark.parametrize(("method", "schedule"), CASES)
 def test_the_same_posterior_as_in_one_process(rig, tmp_path, method, schedule):
     """After the same rounds; an asynchronous run ends at the same posterior, if the method has a fixed point."""
     if (method, schedule) == ("sfvi-avg", "asynchronous"):
@@ -199,6 +206,7 @@ def test_a_client_of_another_study_is_refused(rig, tmp_path):
     assert "columns.age.range" in worker.over
 
 
+@exhaustive
 def test_benchmark_of_a_round_and_a_large_posterior(tmp_path):
     """The smallest benchmark: a round takes at most 1.25 times as long as with Flower alone."""
     from cavity_experiments.bench_network import bench_network
@@ -293,6 +301,7 @@ def test_a_client_is_unregistered_and_the_superlink_killed_while_a_study_runs(ri
     assert gap(fit.reported, study.in_one_process().reported) < 1e-5  # a KL of 1e-12 is 1.4e-6 sd
 
 
+@exhaustive
 def test_a_connection_that_breaks_in_the_middle_of_a_response(rig, tmp_path, monkeypatch):
     """The SuperNode has the first part, waits for the rest for ever, and would send nothing else."""
     send, broken, york = httpx.Client.send, [], rig.loopback.nodes["york"]

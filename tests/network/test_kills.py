@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 
 from cavity.network.keys import make_keys
 from tests.flower_network import CAVITY, Network, study_text
+from tests.marks import exhaustive
 from tests.network_faults import dying, ends
 from tests.studies import UNSCALED
 
@@ -74,6 +75,7 @@ def test_strangers_are_refused(tmp_path):
             assert not (tmp_path / home / folder / "sent.jsonl").exists()
 
 
+@exhaustive
 def test_without_keys_on_this_machine(tmp_path):
     """A second client of one name is refused there too."""
     with Network(tmp_path, study_text(2, "[run]\nrounds = 5\n")) as network:

@@ -45,7 +45,7 @@ from cavity.study.run import run_study
 from cavity.study.table import as_table
 from tests import own_models, scenarios
 from tests.contracts.faults import check_survives_faults, distance
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 from tests.simulated_transport import Faults, SimulatedTransport
 from tests.studies import gap
 
@@ -793,6 +793,7 @@ def test_studies_over_an_unreliable_transport(tmp_path, monkeypatch):
     assert all(count >= 3 for count in seen.values()), seen
 
 
+@exhaustive
 @pytest.mark.slow
 def test_many_studies_over_an_unreliable_transport(tmp_path, monkeypatch):
     seen = play_many(tmp_path, range(100, 140), monkeypatch)

@@ -9,7 +9,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy import stats
 
 import cavity
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 SLOPE = 0.4
 
@@ -31,6 +31,7 @@ def hospitals(family, num_groups=6, size=6, seed=0):
     return found
 
 
+@exhaustive
 @thorough
 @pytest.mark.parametrize(
     ("family", "term", "effects"),
@@ -59,6 +60,7 @@ def fit():
     return cavity.regression("y ~ x + (1 | ward)", hospitals("gaussian"), family="gaussian", rounds=20, tolerance=1e-5)
 
 
+@exhaustive
 @thorough
 def test_normal_outcomes_have_the_posterior_of_their_normal_density(fit):
     """Against importance weights computed with scipy, in the units of the data."""
@@ -173,6 +175,7 @@ def by_nuts(rows):
     return {name: (float(draws.mean()), float(draws.std())) for name, draws in sampler.get_samples().items()}
 
 
+@exhaustive
 @pytest.mark.slow
 def test_groups_within_groups_against_nuts():
     frames = mothers()

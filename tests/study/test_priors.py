@@ -13,7 +13,7 @@ from cavity.network.limits import bounds
 from cavity.study import as_table, parse_study
 from cavity.study.building import scaling_of
 from cavity.study.run import run_study
-from tests.marks import thorough
+from tests.marks import exhaustive, thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -126,6 +126,7 @@ def test_the_split_does_not_matter_and_predictions_are_in_units():
             assert 0 < one.min() <= one.max() < (1 if family == "bernoulli" else 30_000)
 
 
+@exhaustive
 @thorough
 @pytest.mark.parametrize("family", ["gamma", "ordinal", "student-t", "gaussian"])
 def test_other_families_have_them_too(family):

@@ -15,7 +15,7 @@ from cavity.core.client_data import prepare_clients
 from cavity.study import as_table, parse_study
 from cavity.study.run import run_study
 from cavity_experiments import sources
-from tests.marks import needs_data, thorough
+from tests.marks import exhaustive, needs_data, thorough
 from tests.study.test_survival import CLIENTS, PIECEWISE, STUDY, patients
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -205,6 +205,7 @@ def draws(fit, frames, num_samples=3000):
     return np.asarray(chain.get_samples())
 
 
+@exhaustive
 @needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize(

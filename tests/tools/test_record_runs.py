@@ -12,6 +12,8 @@ sys.path.insert(0, str(TOOLS))
 
 from run_differences import MEAN, SD, by_run, compare, run_difference  # noqa: E402
 
+from tests.marks import exhaustive
+
 
 def numbers(**changes):
     recorded = {
@@ -78,6 +80,7 @@ def record_runs(*arguments):
     )
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("only", ["family linear, noise known", "network pvi, sequential"])
