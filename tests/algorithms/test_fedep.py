@@ -323,6 +323,7 @@ def test_a_client_whose_chain_diverges_is_refused():
     assert_product(fit)
 
 
+@thorough
 @pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 def test_no_rows_count_twice_after_faults(held_by_clients):
     """Lost, repeated and late replies, crashes and wiped disks: the invariant after each, and the undisturbed end."""

@@ -134,6 +134,7 @@ def heavy_tailed():
     return cavity.PVI(model)
 
 
+@thorough
 def test_a_likelihood(tmp_path):
     clients = linear_clients()
     fit = check_runs_and_resumes(tmp_path, heavy_tailed(), clients)

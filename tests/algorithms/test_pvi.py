@@ -138,6 +138,7 @@ CONJUGATE = {
 conjugate_of = pytest.mark.parametrize("case", CONJUGATE.values(), ids=CONJUGATE.keys())
 
 
+@thorough
 @conjugate_of
 @precision_of
 @settings(max_examples=10, deadline=None)

@@ -186,6 +186,7 @@ def fitted(num_clients, num_steps=3000):
     return cavity.run(algorithm, clients(num_clients), rounds=num_steps, tolerance=0.0, rounds_per_block=1000)
 
 
+@thorough
 def test_reaches_the_exact_posterior():
     fit = fitted(3)
     q, local = exact_family()

@@ -19,6 +19,7 @@ from cavity.errors import CavityError, DataError, ProtocolError
 from cavity.schedules import Asynchronous, Sequential, Synchronous
 from cavity.simulation.local import LocalEngine
 from tests.contracts.faults import distance, types_unchecked
+from tests.marks import thorough
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 2))
@@ -325,6 +326,7 @@ def run_with_a_sick_client(times, spoil, schedule, rounds, *, held_by_clients=Fa
     return training.run(algorithm, Sick(engine, "york", times, spoil), schedule, server, [], stopping)
 
 
+@thorough
 @pytest.mark.parametrize("held_by_clients", [False, True])
 @pytest.mark.parametrize("schedule", [Synchronous(), Sequential()], ids=["synchronous", "sequential"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -361,6 +363,7 @@ def test_a_client_that_stays_sick_is_never_merged(caplog):
 SCHEDULES = [Synchronous(), Sequential(), Asynchronous()]
 
 
+@thorough
 @pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__.lower())
 def test_a_client_with_improper_updates_does_not_stop_the_others(caplog, schedule, held_by_clients):

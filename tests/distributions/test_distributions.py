@@ -118,6 +118,7 @@ def test_from_moments(family):
     contract.check_from_moments(q, spread())
 
 
+@thorough
 @family_of
 def test_samples(family):
     contract.check_samples(random_member(family, 4))
@@ -145,6 +146,7 @@ def test_kl_does_not_cancel_near_equality(family, power):
     contract.check_kl_near_equality(random_member(family, 5) ** power, random_member(family, 6))
 
 
+@thorough
 @family_of
 def test_compiled_and_improper(family):
     q = random_member(family, 8)
@@ -274,6 +276,7 @@ def block_member(seed):
     return BlockProduct({"rate": rate, "effect": effect})
 
 
+@thorough
 def test_blocks():
     p, q, r = block_member(0), block_member(1), block_member(2)
     contract.check_group(p, q, r)

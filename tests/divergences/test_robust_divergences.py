@@ -95,6 +95,7 @@ case_of = pytest.mark.parametrize(
 )
 
 
+@thorough
 @case_of
 @few
 @seeds

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
 from cavity.evaluation import metrics
+from tests.marks import thorough
 
 ALL = [metrics.log_likelihood, metrics.error_rate, metrics.brier, metrics.expected_calibration_error]
 
@@ -174,6 +175,7 @@ def test_means_not_sums(metric):
     np.testing.assert_allclose(twice, metric(probabilities, labels), rtol=1e-5)
 
 
+@thorough
 @pytest.mark.parametrize("equal_count", [False, True])
 def test_counts_add_up_and_one_bin_is_the_overall_gap(equal_count):
     probabilities, labels = random_problem(2, 3, num_examples=41)

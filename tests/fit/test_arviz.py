@@ -12,6 +12,7 @@ import pytest
 import cavity
 from cavity.models import function_model, linear_regression
 from tests import scenarios
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -43,6 +44,7 @@ def test_arviz_summarises_them():
     assert float(table["mean"]["dose"]) == pytest.approx(fit.summary()["dose"].mean, abs=0.02)
 
 
+@thorough
 @pytest.mark.parametrize(("version", "group"), [("0.23.4", "keyword"), ("1.3.0", "key"), ("1.0.0rc0", "key")])
 def test_each_version_gets_the_draws_in_its_form(monkeypatch, version, group):
     """0.x takes the groups as keywords, 1.x as a dict of groups, in which a name has no slash."""

@@ -73,6 +73,7 @@ def shared_out(columns, num_clients):
     }
 
 
+@thorough
 @pytest.mark.parametrize("prior", [dist.Gamma(VAGUE, VAGUE), dist.InverseGamma(VAGUE, VAGUE), dist.Gamma(0.1, 0.1)])
 def test_a_vague_prior_starts_a_few_units_from_zero(prior):
     """Its median is exp(-628), exp(628) or exp(-5)."""

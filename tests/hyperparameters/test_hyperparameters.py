@@ -68,6 +68,7 @@ def test_one_scale_is_that_of_the_highest_evidence(partition):
     assert fit.log_evidence > linear_fit(partition).log_evidence + 5
 
 
+@thorough
 @partition_of
 def test_a_scale_for_each_coefficient(partition):
     fit = linear_fit(partition).learn(PriorScale(separate=True))
@@ -159,6 +160,7 @@ def test_the_gradient_learns_several_numbers_at_once():
     assert fit.log_evidence == pytest.approx(evidence, abs=1e-8)
 
 
+@thorough
 @partition_of
 def test_equation_6_is_the_derivative_of_the_evidence(partition):
     fit, part = linear_fit(partition), ByGradient(make_linear, {"noise": NOISE_SD, "scale": np.float64(10.0)})

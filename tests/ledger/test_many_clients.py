@@ -9,6 +9,7 @@ from cavity.errors import ProtocolError
 from cavity.io import serialization
 from cavity.schedules import SampledCount
 from cavity.simulation.streaming import StreamingEngine
+from tests.marks import thorough
 from tests.simulation.test_streaming import Averaging, Lazy, Mean, make
 
 MANY = [f"client-{i}" for i in range(200_000)]
@@ -41,6 +42,7 @@ def test_a_mapping_of_members_like_a_dict():
     assert serialization.from_bytes(serialization.to_bytes(clients)) == clients
 
 
+@thorough
 def test_a_round_goes_through_those_alone_who_worked(monkeypatch):
     """Ten of hundreds of thousands cost milliseconds only if nothing goes through all of them in every round."""
 

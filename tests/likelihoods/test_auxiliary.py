@@ -79,6 +79,7 @@ CASES = {
 case_of = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
+@thorough
 @case_of
 def test_log_prob_is_that_of_scipy(case):
     likelihood, y, expected = case
@@ -139,6 +140,7 @@ def test_large_shapes_are_the_poisson_and_the_normal_distribution():
     np.testing.assert_allclose(found, stats.gamma.logpdf(5.003, shape, scale=5.0 / shape), rtol=1e-7)
 
 
+@thorough
 @pytest.mark.parametrize("likelihood", [OrdinalLogit(3), OrdinalProbit(3)], ids=["logit", "probit"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_narrow_and_distant_levels_have_finite_slopes(likelihood, dtype):

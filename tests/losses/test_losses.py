@@ -72,6 +72,7 @@ def pulls(name, epsilon, f, y):
     return np.concatenate([np.asarray(values)[..., None], slopes], axis=-1)
 
 
+@thorough
 @likelihood_of
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20))

@@ -15,6 +15,7 @@ from cavity.distributions import FullGaussian
 from cavity.errors import CavityError
 from cavity.losses import InverseMultiQuadric, NegativeLogLikelihood, ScoreMatching, SquaredExponential, Tempered
 from cavity.models import linear_regression, normal_location
+from tests.marks import thorough
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -87,6 +88,7 @@ def random_cases(test):
     return model_of(kernel_of(settings(max_examples=4, deadline=None, derandomize=True)(some)))
 
 
+@thorough
 @random_cases
 def test_the_definition(model, kernel, seed, width):
     data, centre, theta = random_rows(model, seed)

@@ -138,6 +138,7 @@ def pooled_vi(data):
     return unpack(minimize(bound, start, method="BFGS", options={"gtol": 1e-7}).x)
 
 
+@thorough
 def test_by_default_it_is_the_closest_gaussian_of_the_pooled_stratified_model():
     data = clients()
     assert len(buckets({name: as_data(columns) for name, columns in data.items()}, device_mesh())) == 1

@@ -40,6 +40,7 @@ R = np.sqrt((((A[:, None] - B) / SCALES) ** 2).sum(-1))
 PERIODIC = np.exp(-0.7 * np.sin(np.pi * np.abs(A[:, None, 0] - B[:, 0]) / 1.5) ** 2)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [

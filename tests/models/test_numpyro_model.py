@@ -393,6 +393,7 @@ def density(name: str, num_clients: int) -> float:
 SOME = {"plain", "slopes", "grids", "client's own"}  # the others take a minute together
 
 
+@thorough
 @pytest.mark.parametrize(
     "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
@@ -816,6 +817,7 @@ REFUSED = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_carried_is_refused(name):
     function, names, options, message = REFUSED[name]

@@ -166,6 +166,7 @@ def of_the_predictor(function):
     return first, sd, quantiles
 
 
+@thorough
 @pytest.mark.parametrize(
     ("model", "function", "gap"),
     [

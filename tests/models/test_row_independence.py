@@ -10,6 +10,7 @@ import pytest
 import cavity
 from cavity.errors import CavityError
 from cavity.models import function_model, numpyro_model
+from tests.marks import thorough
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=12), RNG.normal(size=12)
@@ -60,6 +61,7 @@ def model_of(covariate):
     return function
 
 
+@thorough
 @pytest.mark.parametrize("name", DEPENDENT)
 def test_numpyro_models_whose_rows_depend_on_others_are_refused(name):
     with pytest.raises(CavityError, match="'y' for a row or unit depends on others.* as a column"):

@@ -254,6 +254,7 @@ def test_predictions_against_the_mixture_of_gaussians():
         np.testing.assert_allclose(below, probability, atol=0.03)
 
 
+@thorough
 def test_what_users_may_get_wrong():
     with pytest.raises(DataError, match="client 'tiny': it has 1 row, and its pseudo-observations must be at most 0.8"):
         in_turn(gp.fixed(Z, Decoupled(4)), {"tiny": (X[:1], Y[:1]), "other": (X, Y)})

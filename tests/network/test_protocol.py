@@ -387,6 +387,7 @@ class TestStudies:
         estimate = fit.summary()["x"]
         assert abs(estimate.mean - np.polyfit(x, y, 1)[0]) < 0.1 * estimate.sd
 
+    @thorough
     @pytest.mark.parametrize("how", ["far", "negative"])
     def test_a_reply_that_would_stop_the_others_is_refused(self, tmp_path, monkeypatch, how):
         """A posterior that clients would refuse, or a factor that cancels those of other clients."""

@@ -190,6 +190,7 @@ def test_natural_vi_starts_at_the_scaled_identity():
     np.testing.assert_allclose(precisions[2], 0.9 * start + 0.1 * precisions[0], rtol=1e-10)
 
 
+@thorough
 @pytest.mark.parametrize("spread", [ScaledIdentity(), SampleMoments(0.1), DiagonalFisher(2), NaturalVI(2, 2), Point()])
 def test_padding_does_not_matter(spread):
     problem = the_problem()

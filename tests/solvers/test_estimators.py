@@ -99,6 +99,7 @@ def mean_field():
     return model, exact(problem(model, rows(2)))
 
 
+@thorough
 @pytest.mark.parametrize("estimator", [ParameterDraws, LocalDraws])
 @pytest.mark.parametrize("num_samples", [1, 4])
 @pytest.mark.parametrize("batch_size", [5, 50, None])

@@ -141,6 +141,7 @@ def test_lbfgs_says_when_its_steps_ran_out():
     assert int(solution.steps) == 2
 
 
+@thorough
 @pytest.mark.parametrize("batch_size", [None, 6])
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family.__name__)
 @proper_or_not

@@ -39,6 +39,7 @@ def test_gaussian_rows_give_the_exact_posterior():
     assert cavity.kl(found, exact) < 1e-10
 
 
+@thorough
 @pytest.mark.parametrize("num_clients", [1, 4])
 def test_the_fixed_point_is_the_pooled_laplace_approximation(num_clients):
     x, y = rows()

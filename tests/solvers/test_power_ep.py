@@ -211,6 +211,7 @@ def test_alpha_to_zero_ends_at_the_optimum_of_vi(tied):
 # closed forms and grids
 
 
+@thorough
 @pytest.mark.parametrize("tied", [False, True])
 def test_gaussian_rows_are_exact_after_one_sweep(tied):
     """From the prior, without the start at the optimum of VI."""

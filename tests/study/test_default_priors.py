@@ -55,6 +55,7 @@ def fitted(seed, factor=1.0, num_clients=3):
         return cavity.regression(FORMULA, frames(x, factor * y, num_clients), family="linear")
 
 
+@thorough
 @pytest.mark.parametrize("seed", SEEDS)
 def test_slopes_are_those_of_least_squares(seed):
     found, errors = least_squares(*drawn(seed))
@@ -63,6 +64,7 @@ def test_slopes_are_those_of_least_squares(seed):
     np.testing.assert_allclose(own.sd[1:4], errors, rtol=0.01)
 
 
+@thorough
 @pytest.mark.parametrize("seed", SEEDS)
 def test_units_of_the_outcome_do_not_matter(seed):
     fit, thousand = fitted(seed), fitted(seed, 1000.0)
@@ -222,6 +224,7 @@ def test_scaling_does_not_change_the_model(formula, x):
     assert abs(fit.coefficients.mean[0] - intercept) < 0.05 * fit.coefficients.sd[0]
 
 
+@thorough
 @pytest.mark.parametrize(("family", "rate"), [("poisson", 12_000.0), ("poisson", 0.01), ("logistic", 0.02)])
 def test_counts_and_rates_of_any_size(family, rate):
     rng = np.random.default_rng(7)

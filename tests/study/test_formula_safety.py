@@ -18,14 +18,15 @@ from tests.formulas import EXPLOIT
 from tests.studies import hospitals
 
 
-def test_none_of_a_hundred_thousand_formulas_runs_code():
-    program = [sys.executable, "-m", "tests.audited_formulas", "100000"]
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_no_formula_runs_code(count):
+    program = [sys.executable, "-m", "tests.audited_formulas", str(count)]
     finished = subprocess.run(program, capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[2])
     assert finished.returncode == 0, finished.stderr[-2000:]
     found = json.loads(finished.stdout)
     assert found["events"] == []
-    assert found["refused"] > 30_000
-    assert found["computed"] > 3_000  # enough of them get through to be computed
+    assert found["refused"] > 0.3 * count
+    assert found["computed"] > 0.03 * count  # enough of them get through to be computed
 
 
 STUDY = f"""

@@ -160,6 +160,7 @@ def test_the_summary_says_if_results_are_of_scaled_columns():
     np.testing.assert_allclose(fit.summary()["age"].mean, found)
 
 
+@thorough
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_the_reported_posterior_is_the_computed_one_in_other_units(family):
     study = parse_study(FEDERATED.replace("rx * age + sex", "age + sex") + f'[algorithm]\ncovariance = "{family}"\n')

@@ -129,6 +129,7 @@ def fit():
     return cavity.regression(FORMULA, CLIENTS, tolerance=1e-12)
 
 
+@thorough
 def test_the_federated_fit_is_the_pooled_one_in_the_units_of_the_data(fit):
     pooled = {name: np.concatenate([columns[name] for columns in CLIENTS.values()]) for name in CLIENTS["leeds"]}
     assert cavity.kl(fit.posterior, cavity.regression(FORMULA, {"all": pooled}, tolerance=1e-12).posterior) < 1e-9

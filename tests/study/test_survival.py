@@ -17,6 +17,7 @@ from cavity.study.formula import parse_formula
 from cavity.study.models import formula_model
 from tests.contracts.family import check_family, default_prior
 from tests.contracts.model import NUM_ROWS, check_model
+from tests.marks import thorough
 from tests.models.survival import by_hand
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -67,6 +68,7 @@ def test_contract(family, cells):
     check_family(family, cells)
 
 
+@thorough
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family))
 def test_models_count_rows_by_their_weights(family, columns):
@@ -171,6 +173,7 @@ def test_a_stop_before_the_start_is_refused():
         cavity.regression("Surv(entry, time, died) ~ age", {"leeds": frame}, family="cox")
 
 
+@thorough
 def test_a_site_checks_its_table():
     study = parse_study(STUDY)
     table = {name: list(column) for name, column in CLIENTS["leeds"].items()}

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.marks import exhaustive
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
 from run_differences import MEAN, SD, by_run, compare, run_difference  # noqa: E402
-
-from tests.marks import exhaustive
 
 
 def numbers(**changes):

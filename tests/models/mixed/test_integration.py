@@ -37,6 +37,7 @@ def counts(seed=0):
     return {"group": group, "x": x, "y": rng.poisson(rate).astype(float)}
 
 
+@thorough
 @pytest.mark.parametrize("order", [1, 2, 9])
 def test_gaussian_units_give_the_exact_marginal(order):
     model, data = model_once(), model_once().prepare(rows())
@@ -207,6 +208,7 @@ def test_padding_counts_nothing():
     assert np.isfinite(padded).all()
 
 
+@thorough
 def test_modes_of_binomial_units_are_found_from_a_start_at_even_odds():
     """NumPyro's Binomial has a wrong gradient at logits of exactly 0; against a grid."""
 

@@ -49,6 +49,7 @@ def log_density(family, location, further, time, died):
     return time_of.logpdf(time) if died else time_of.logsf(time)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("family", "further"),
     [(Weibull(), [0.2]), (LogNormal(), [0.2]), (Exponential(), []), (PiecewiseExponential(CUTS), [0.5, -0.3])],
