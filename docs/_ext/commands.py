@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 
@@ -32,17 +32,25 @@ def _described(name: str, command: Any) -> Iterator[str]:
     yield f"## {name}"
     yield f"```text\n{' '.join([name, *(one.make_metavar(context) for one in arguments), *required, '[OPTIONS]'])}\n```"
     yield inspect.cleandoc(command.help or "")
-    rows = [(one.make_metavar(context), one.help, "required" if one.required else "") for one in arguments]
+    texts = _argument_texts(command)
+    rows = [(one.make_metavar(context), texts[one.name], "required" if one.required else "") for one in arguments]
     rows += [(", ".join([*one.opts, *one.secondary_opts]), one.help, _default(one)) for one in options]
     table = [f"| `{word}` | {_cell(text)} | {_cell(default)} |" for word, text, default in rows]
     yield "\n".join(["| argument or option | meaning | default |", "| --- | --- | --- |", *table])
+
+
+def _argument_texts(command: Any) -> dict[str, str | None]:
+    """The help of arguments; newer versions of click drop the text that Typer gives them."""
+    hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+    annotated = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
+    return {name: getattr(info, "help", None) for name, info in annotated.items()}
 
 
 def _default(option: Any) -> str:
     if option.required:
         return "required"
     value = option.default
-    return "" if value in (None, False, [], ()) or callable(value) else f"`{value}`"
+    return "" if value is None or value is False or value == [] or callable(value) else f"`{value}`"
 
 
 def _cell(text: str | None) -> str:
