@@ -15,10 +15,12 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +82,13 @@ def run(path: Path, folder: Path) -> tuple[list[str], float, float]:
     settings = {"PATH": os.pathsep.join(places), "MPLBACKEND": "agg", "OPENBLAS_NUM_THREADS": "1"}
     environment = QUICK | os.environ | settings
     command = [sys.executable, __file__, "--cells", str(job), str(outputs)]
-    subprocess.run(command, cwd=folder, env=environment, check=True)
+    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
+    try:
+        if process.wait() != 0:
+            raise RuntimeError(f"{path.name} failed; the traceback is above")
+    finally:  # also what its cells have started
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
     return json.loads(outputs.read_text()), cpu, time.perf_counter() - start
