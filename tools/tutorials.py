@@ -80,7 +80,7 @@ def run(path: Path, folder: Path) -> tuple[list[str], float, float]:
     start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     settings = {"PATH": os.pathsep.join(places), "MPLBACKEND": "agg", "OPENBLAS_NUM_THREADS": "1"}
-    environment = QUICK | os.environ | settings
+    environment = {**os.environ, **QUICK, **settings}
     command = [sys.executable, __file__, "--cells", str(job), str(outputs)]
     process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
     try:

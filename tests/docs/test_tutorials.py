@@ -31,7 +31,7 @@ def test_a_tutorial_shows_output(path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", tutorials(), ids=lambda path: path.stem)
 def test_a_tutorial_prints_what_it_shows(path, capsys):
     assert check(path, write=False), capsys.readouterr().out
