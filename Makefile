@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-experiments test-slow test-exhaustive test-pythons lint format bench lock clean
+.PHONY: install demo test test-experiments test-slow test-exhaustive test-pythons lint format bench docs docs-run lock clean
 
 # Rebuilt when the requirements change. requirements.lock has every package, and the build's, by its hashes.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -50,9 +50,17 @@ format: install
 bench: install
 	$(BIN)/cavity bench core
 
+# The documentation site, in docs/_build/html. Nothing is run or fetched; a warning is an error.
+docs: install
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet docs docs/_build/html
+
+# Run every tutorial, and compare its output with the one in its text; `tools/tutorials.py --write` updates the text.
+docs-run: install
+	$(BIN)/python tools/tutorials.py
+
 # Resolve all versions again, for all extras at once, and write the lock file.
 lock: install
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) .venv-* build dist docs/_build *.egg-info src/*.egg-info
