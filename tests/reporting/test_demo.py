@@ -93,6 +93,12 @@ def test_the_hospital_with_three_patients_is_left_out_with_a_reason(demo):
     assert "Case Western is left out: it has only 3 patients, and the study requires 10" in demo[0]
     assert "3 rows for 5 coefficients" in demo[0]
     assert "602 patients of 4 hospitals: Indiana 413, Michigan 164, Kentucky 22, Case Western 3." in demo[0]
+    assert "So 3 hospitals with 599 patients take part." in demo[0]
+
+
+def test_the_help_names_the_hospitals_that_take_part(command):
+    for words in (["--help"], ["demo", "--help"]):
+        assert "a clinical trial of three hospitals" in " ".join(command(*words)[1].split())
 
 
 @thorough

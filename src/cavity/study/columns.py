@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import datetime
-import difflib
 import enum
 import math
 import re
@@ -17,6 +16,7 @@ import numpy as np
 
 from cavity.core.messages import Record
 from cavity.errors import StudyError
+from cavity.study.spelling import did_you_mean
 
 MISSING_TEXT = frozenset({"", ".", "na", "n/a", "nan", "null"})  # in lower case; what R, SAS, Stata and pandas write
 MISSING_LEVEL = "missing"
@@ -272,9 +272,7 @@ class Category(Column):
         text = as_text(cell)
         if text in self._positions:
             return self._positions[text]
-        near = difflib.get_close_matches(text.strip().lower(), [level.lower() for level in self.levels], 1, 0.75)
-        meant = next((level for level in self.levels if near and level.lower() == near[0]), None)
-        hint = "" if meant is None else f" (did you mean {meant!r}?)"
+        hint = did_you_mean(text, self.levels, 0.75)
         hint = f" (it is a date; {DATE_REMEDY})" if is_date(cell) else hint
         raise Unreadable(f"not one of the agreed levels{hint}")
 

@@ -15,6 +15,7 @@ from cavity.study.columns import DATE_REMEDY, Category, Column, Integer, Text
 from cavity.study.families import Family, families, family_class
 from cavity.study.guessing import guess_from_text, holds_dates, left_out, seen_levels, unknown_codes
 from cavity.study.line_numbers import spelled
+from cavity.study.spelling import did_you_mean
 from cavity.study.table import Table
 
 MOST_LEVELS = 20  # different texts; a column with more is an identifier or free text
@@ -82,7 +83,8 @@ def draft_study(
         DataError: the outcome is not a column, holds dates, or does not show its family.
     """
     if outcome not in table.columns:
-        raise DataError(f"column {outcome!r} not found; the header has {', '.join(table.columns)}")
+        hint = did_you_mean(outcome, table.columns)
+        raise DataError(f"column {outcome!r} not found{hint}; the header has {', '.join(table.columns)}")
     columns = guess_columns(table)
     if holds_dates(table.columns[outcome]):
         raise DataError(f"the outcome {outcome!r} holds dates: {DATE_REMEDY}")

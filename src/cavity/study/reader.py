@@ -72,7 +72,11 @@ def read_study(path: str | os.PathLike[str], *, allow_models: Collection[str] = 
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise StudyError(f"{path}: the file is not text in UTF-8") from None
+        raise StudyError(f"{path}: the file is not text in UTF-8; save it so") from None
+    except FileNotFoundError:
+        raise StudyError(f"{path}: file not found; check the path, or write one with `cavity study new`") from None
+    except IsADirectoryError:
+        raise StudyError(f"{path}: this is a folder; give the study file in it") from None
     return parse_study(text, allow_models=allow_models)
 
 

@@ -20,6 +20,12 @@ from cavity.errors import DataError
 from cavity.study.columns import Column, ParsedColumn
 
 DELIMITERS = ",;\t"
+OTHER_FORMATS = {
+    **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods", ".numbers"), "a spreadsheet cannot be read"),
+    **dict.fromkeys((".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"), "a file of a statistics program"),
+    **dict.fromkeys((".parquet", ".feather", ".arrow", ".json", ".db", ".sqlite"), "this is not a CSV file"),
+    **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".7z"), "a compressed file cannot be read"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,15 @@ def read_csv(path: str | os.PathLike[str]) -> Table:
         DataError: the file is not such a CSV file.
     """
     path = Path(path)
+    if kind := OTHER_FORMATS.get(path.suffix.lower()):
+        raise DataError(f"{path}: {kind}; save it as CSV in UTF-8, and give that file")
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             return _read(path, file.read())
+    except FileNotFoundError:
+        raise DataError(f"{path}: file not found; check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: this is a folder; give a CSV file in it") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: the file is not text in UTF-8; save it as CSV in UTF-8") from None
     except csv.Error as error:
@@ -131,7 +143,8 @@ def as_table(value: object) -> Table:
         case DataFrame():
             given = {name: value[name] for name in value.columns}
         case _:
-            raise DataError(f"data must be a dict of columns or a data frame, not a {type(value).__name__}")
+            hint = "; read a file with cavity.study.read_csv" if isinstance(value, (str, os.PathLike)) else ""
+            raise DataError(f"data must be a dict of columns or a data frame, not a {type(value).__name__}{hint}")
     columns = {str(name): _cells(str(name), column) for name, column in given.items()}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:

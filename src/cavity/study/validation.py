@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from cavity.study.families.family import Family
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.nesting import several_groups_problem
 from cavity.study.schema import Study
+from cavity.study.spelling import did_you_mean
 
 Path = tuple[str, ...]
 FULL_ONLY = 'a formula with group terms has a posterior of full covariance; use "full"'
@@ -33,8 +33,7 @@ def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
         return
     undeclared = [name for name in formula.columns if name not in columns]
     for name in undeclared:
-        near = difflib.get_close_matches(name, list(columns), 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, columns)
         yield ("model", "formula"), f"undeclared column '{name}'{hint}; declare it in a table [columns.{name}]"
     if undeclared:
         return

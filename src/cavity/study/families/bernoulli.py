@@ -30,6 +30,7 @@ class Bernoulli(RegressionFamily):
     name: ClassVar[str] = "bernoulli"
     aliases: ClassVar[tuple[str, ...]] = ("logistic",)
     title: ClassVar[str] = "logistic regression"
+    is_binary: ClassVar[bool] = True
     ratio: ClassVar[str | None] = "odds ratio"
     draft_model: ClassVar[str] = '# link = "probit"  # or "cloglog"; without it "logit"\n'
 

@@ -104,6 +104,7 @@ class _Parser:
         return Chain(first, tuple(rest), at=first.at) if rest else first
 
     def _power(self) -> Node:
+        start, in_brackets = self._token.at, self._token.kind == "operator"
         base = self._atom()
         if not self._sees("**", "^"):
             return base
@@ -111,6 +112,10 @@ class _Parser:
         exponent = self._atom()
         if self._sees("**", "^"):
             raise self._refused("a power of a power of terms; write one power")
+        match base, exponent.literal:
+            case Name(name=name), str() as power if not in_brackets and power not in ("0", "1"):
+                written = f"`I({name} ** {power})`"
+                raise refusal(self._text, start, f"here this means {name} itself, as in R; write {written} for the power")
         return Power(base, exponent, at=base.at)
 
     def _atom(self) -> Node:
@@ -175,7 +180,7 @@ class _Parser:
             return Signed(sign, self._deeper(self._factor), at=at)
         base = self._operand()
         if self._sees("^"):
-            raise self._refused("write `**` for the power of a number")
+            raise self._refused("write `**` for the power of a number, as in `I(age ** 2)`")
         if not self._sees("**"):
             return base
         self._take()
