@@ -93,7 +93,7 @@ def copies(table: Table) -> Iterator[Finding]:
     found = [number for number, line in zip(table.rows, lines, strict=True) if seen.setdefault(line, number) != number]
     if not found:
         return
-    expected = 0.5 * len(lines) * (len(lines) - 1) * math.prod(_alike(cells) for cells in table.columns.values())
+    expected = _equal_pairs(list(table.columns.values()))
     if len(found) > expected + CHANCE * math.sqrt(expected):
         are = "row is a copy" if len(found) == 1 else "rows are copies"
         message = (
@@ -103,10 +103,15 @@ def copies(table: Table) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, message, rows=tuple(found[:10]), num_rows=len(found))
 
 
-def _alike(cells: Sequence[object]) -> float:
-    """The probability that two different rows have the same cell."""
-    n = len(cells)
-    return sum(count * (count - 1) for count in Counter(cells).values()) / (n * (n - 1))
+def _equal_pairs(columns: Sequence[Sequence[object]]) -> float:
+    """The number of pairs of equal rows to expect of independent columns, leaving out those that others determine."""
+    n = len(columns[0])
+    expected, together = 0.5 * n * (n - 1), [()] * n
+    for cells in sorted(columns, key=lambda cells: len(set(cells))):
+        before, together = together, [(*row, cell) for row, cell in zip(together, cells, strict=True)]
+        if len(set(together)) > len(set(before)):
+            expected *= sum(count * (count - 1) for count in Counter(cells).values()) / (n * (n - 1))
+    return expected
 
 
 def refuse_same_rows(tables: Mapping[str, Table]) -> None:

@@ -21,6 +21,7 @@ from cavity.study.columns import (
     Numeric,
     ScalingRule,
     Text,
+    type_hint,
 )
 from cavity.study.families import read_family
 from cavity.study.formula import parse_formula
@@ -69,6 +70,8 @@ def read_study(path: str | os.PathLike[str], *, allow_models: Collection[str] = 
         StudyError: with all problems, each with its key and line.
     """
     path = Path(path)
+    if path.suffix.lower() == ".csv":
+        raise StudyError(f"{path}: this is a data file; give a study file, such as `cavity study new` writes")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -88,7 +91,10 @@ def parse_study(text: str, *, allow_models: Collection[str] = ()) -> Study:
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deeply nested lists
-        raise StudyError(f"the file cannot be read as TOML: {printable(error)}") from None
+        problem = printable(str(error))
+        raise StudyError(
+            f"the file cannot be read as TOML: {problem}; texts go between quotes, each table and key occurs once"
+        ) from None
     page = Page(text)
     top = Section(page, (), values)
     model = _model(top.section("model", required=True))
@@ -164,7 +170,7 @@ def _columns(section: Section) -> tuple[Column, ...]:
 
 
 def _column(name: str, section: Section) -> Column | None:
-    cls = registry.COLUMNS.get(section.required_word("type", registry.COLUMNS) or "")
+    cls = registry.COLUMNS.get(section.required_word("type", registry.COLUMNS, hint=type_hint) or "")
     choices = [choice.value for choice in Missing if choice != Missing.LEVEL or cls is Category]
     unit = section.text("unit", "")
     missing = Missing(section.word("missing", choices, Missing.REFUSE.value))

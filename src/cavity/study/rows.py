@@ -83,8 +83,10 @@ def read_rows(
     """
     findings: list[Finding] = []
     if table.broken:
-        message = f"{len(table.broken)} lines have more or fewer fields than the header: " + listed(
-            table.broken, table.counted_as
+        lines = "line has" if len(table.broken) == 1 else "lines have"
+        message = (
+            f"{len(table.broken)} {lines} more or fewer fields than the header: "
+            f"{listed(table.broken, table.counted_as)}; a cell that contains the separator goes between quotes"
         )
         findings.append(Finding(Severity.ERROR, message, rows=table.broken[:10], num_rows=len(table.broken)))
     numbers = np.asarray(table.rows, int)
@@ -120,7 +122,7 @@ def _missing(column: Column, rows: list[int], counted_as: str, remedy: str | Non
 
 def _not_found(name: str, table: Table) -> Finding:
     hint = did_you_mean(name, table.columns)
-    return Finding(Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}", name)
+    return Finding(Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}; rename it there", name)
 
 
 def _count(number: int, noun: str) -> str:

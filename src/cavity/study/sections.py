@@ -18,6 +18,14 @@ from cavity.study.spelling import did_you_mean
 LARGEST = 2**63  # of a whole number in a file
 PLACEHOLDER = "unknown"  # for a required text that is missing
 
+# keys that are easily written into another table: a key belongs to the last table above it
+HOMES = {
+    **dict.fromkeys(("name", "id", "clients", "min_rows", "max_total_rows"), ()),
+    **dict.fromkeys(("formula", "family", "weights", "link"), ("model",)),
+    **dict.fromkeys(("method", "covariance", "damping", "loss"), ("algorithm",)),
+    **dict.fromkeys(("schedule", "rounds", "tolerance", "seed"), ("run",)),
+}
+
 T = TypeVar("T")
 D = TypeVar("D")
 Plain = str | int | float | bool
@@ -206,6 +214,9 @@ class Section:
                 continue
             if new := (renamed or {}).get(key):
                 self.problem(key, f"unknown key {key!r}; use {new!r}")
+            elif (home := HOMES.get(key)) is not None and (*self.path,) != home:
+                place = f"to [{home[0]}]" if home else "above the first table"
+                self.problem(key, f"unknown key {key!r} here; it belongs {place}")
             else:
                 hint = nearest(key, self._known)
                 self.problem(key, f"unknown key {key!r}{hint}; choose one of: {', '.join(self._known)}")

@@ -20,6 +20,7 @@ from cavity.errors import DataError
 from cavity.study.columns import Column, ParsedColumn
 
 DELIMITERS = ",;\t"
+SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the first bytes of files that Excel writes
 OTHER_FORMATS = {
     **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods", ".numbers"), "a spreadsheet cannot be read"),
     **dict.fromkeys((".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"), "a file of a statistics program"),
@@ -90,6 +91,9 @@ def read_csv(path: str | os.PathLike[str]) -> Table:
     if kind := OTHER_FORMATS.get(path.suffix.lower()):
         raise DataError(f"{path}: {kind}; save it as CSV in UTF-8, and give that file")
     try:
+        with open(path, "rb") as file:
+            if file.read(4) in SPREADSHEETS:
+                raise DataError(f"{path}: a spreadsheet cannot be read; save it as CSV in UTF-8, and give that file")
         with open(path, encoding="utf-8-sig", newline="") as file:
             return _read(path, file.read())
     except FileNotFoundError:
@@ -99,7 +103,7 @@ def read_csv(path: str | os.PathLike[str]) -> Table:
     except UnicodeDecodeError:
         raise DataError(f"{path}: the file is not text in UTF-8; save it as CSV in UTF-8") from None
     except csv.Error as error:
-        raise DataError(f"{path}: the file cannot be read as CSV ({error})") from None
+        raise DataError(f"{path}: the file cannot be read as CSV ({error}); check for a quote without its end") from None
 
 
 def _read(path: Path, text: str) -> Table:
@@ -111,6 +115,8 @@ def _read(path: Path, text: str) -> Table:
         raise DataError(f"{path}: no header; the first line must name the columns")
     if twice := {name for name in header if header.count(name) > 1}:
         raise DataError(f"{path}: the header has column {sorted(twice)[0]!r} twice; every column needs its own name")
+    if len(header) == 1 and "|" in header[0]:
+        raise DataError(f"{path}: the header is {header[0]!r}; separate columns by commas, semicolons or tabs")
     cells, rows, broken, line = [], [], [], reader.line_num + 1
     for fields in reader:
         if len(fields) == len(header):

@@ -107,7 +107,7 @@ def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
     group = None if study.prior is None else study.prior.group
     for name, _ in () if group is None else group.sd_scales:
         if name not in names:
-            yield ("prior", "sd_scales", name), f"unknown effect {name!r}; choose one of: {', '.join(names)}"
+            yield ("prior", "sd_scales", name), f"unknown effect {name!r}{did_you_mean(name, names)}; choose one of: {', '.join(names)}"
 
 
 def left_side_problem(family: Family, formula: Formula) -> str | None:
@@ -151,6 +151,7 @@ def _prior(study: Study) -> Iterator[tuple[Path, str]]:
     single = [("prior", "scales", name) for name, _ in study.prior.scales]
     for path in (*single, *(("priors", name) for name, _ in study.prior.priors)):
         if path[-1] not in names:
-            yield path, f"unknown coefficient {path[-1]!r}; choose one of: {', '.join(names)}"
+            hint = did_you_mean(path[-1], names)
+            yield path, f"unknown coefficient {path[-1]!r}{hint}; choose one of: {', '.join(names)}"
     if not study.prior.is_normal and study.algorithm.method == "fedgvi":
         yield ("prior", "family"), "fedgvi takes normal priors; use pvi"

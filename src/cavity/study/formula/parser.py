@@ -218,6 +218,8 @@ class _Parser:
                 self._expect("=")
             value = self._items() if self._sees("[") else self._value()
             arguments.append(Argument(value, keyword, at=token.at))
+            if self._token.kind == "end":
+                raise self._unexpected(", where `)` should be")
             if not self._sees(")"):
                 self._expect(",")
         return tuple(arguments)
