@@ -72,19 +72,33 @@ class RawColumn:
         """Whether all cells are truth values, and there are some."""
         return bool(self.present) and all(isinstance(cell, bool) for cell in self.present)
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether any cell is a number, or a text that can be read as one."""
+        return any(_reads(Number(name=self.name), cell) for cell in self.present)
+
     def category(self) -> Category:
         """A category of the levels given, or of those that occur. Raises DataError."""
         levels = self.levels
         if levels is None:
             levels = seen_levels(self.present)
             if len(levels) > max(FEW_LEVELS, len(self.present) / 2):
+                if self.has_numbers:
+                    text = next(level for level in levels if not _reads(Number(name=""), level) or level is levels[-1])
+                    raise DataError(
+                        f"column '{self.name}' has numbers, but also texts such as {text!r}: convert the column to "
+                        "numbers, with missing values as None, or leave it out of the formula if it is an identifier"
+                    )
                 raise DataError(
                     f"column '{self.name}' has {len(levels)} different texts in {len(self.present)} rows, like an "
                     "identifier: leave it out of the formula, or give its levels if it is a category"
                 )
         if len(set(levels)) < max(2, len(levels)):
             found = ", ".join(levels) or "none"
-            raise DataError(f"column '{self.name}' needs at least two different levels; it has {found}")
+            raise DataError(
+                f"column '{self.name}' needs at least two different levels; it has {found}. Leave it out of "
+                "the formula, or give all its levels"
+            )
         return Category(name=self.name, levels=levels, reference=levels[0], missing=self.missing)
 
 
@@ -169,7 +183,7 @@ def _present(cells: Sequence[object]) -> list[object]:
     return [cell for cell in cells if not probe.is_missing(cell)]
 
 
-def _reads(column: Column, cell: str) -> bool:
+def _reads(column: Column, cell: object) -> bool:
     try:
         column.value(cell)
     except Unreadable:

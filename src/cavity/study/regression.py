@@ -153,6 +153,8 @@ def regression(
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:
         raise StudyError(f"unknown missing {missing!r}; choose one of: {', '.join(MISSING)}")
+    if not callable(method):
+        raise StudyError(f"method is a function from the model to a method, such as cavity.PVI, not {method!r}")
     if scaling not in list(ScalingRule):
         raise StudyError(
             f"unknown scaling {scaling!r}; choose one of: {', '.join(ScalingRule)}. The scaling of single columns is "
@@ -240,12 +242,24 @@ def _columns(
             continue
         cells = [cell for table in tables.values() for cell in table.columns[name]]
         agreed = levels.pop(name, None)
+        if isinstance(agreed, str):
+            raise DataError(f"the levels of '{name}' are a list of texts; give [{agreed!r}, ...]")
         raw = RawColumn(name, cells, None if agreed is None else tuple(map(str, agreed)), missing)
         is_outcome = position < len(formula.outcomes)
-        columns.append(family.outcome_column(raw, position) if is_outcome else guess_predictor(raw))
+        columns.append(_outcome_column(family, raw, position) if is_outcome else guess_predictor(raw))
     if levels:
         raise DataError(f"levels are given for '{next(iter(levels))}', which is not a column of the formula")
     return tuple(columns)
+
+
+def _outcome_column(family: Family, raw: RawColumn, position: int) -> Column:
+    column = family.outcome_column(raw, position)
+    if column.is_numeric and raw.present and not raw.has_numbers:
+        raise DataError(
+            f"column '{raw.name}' holds texts, but the outcome of the family {family.name!r} is a number; for levels "
+            "use the family bernoulli or categorical"
+        )
+    return column
 
 
 def _rows(columns: tuple[Column, ...], tables: Mapping[str, Table]) -> dict[str, Rows]:

@@ -149,7 +149,7 @@ def as_table(value: object) -> Table:
         case DataFrame():
             given = {name: value[name] for name in value.columns}
         case _:
-            hint = "; read a file with cavity.study.read_csv" if isinstance(value, (str, os.PathLike)) else ""
+            hint = "; read the file first, for example with pandas.read_csv" if isinstance(value, (str, os.PathLike)) else ""
             raise DataError(f"data must be a dict of columns or a data frame, not a {type(value).__name__}{hint}")
     columns = {str(name): _cells(str(name), column) for name, column in given.items()}
     lengths = {name: len(column) for name, column in columns.items()}
