@@ -97,9 +97,9 @@ def test_a_dry_run_shows_the_first_update_and_sends_nothing(command, tmp_path):
     code, out, _ = command("client", "study.toml", "--name", "leeds", "--data", "leeds.csv", "--dry-run")
     assert code == 0
     assert "  n = 120" in out
-    assert "delta precision_mean, one number per parameter:" in out
+    assert "delta precision_mean, one number per parameter (6 significant digits):" in out
     lines = out.splitlines()
-    header = lines.index("  delta precision, one row and one column per parameter:") + 1
+    header = lines.index("  delta precision, one row and one column per parameter (6 significant digits):") + 1
     names = ["intercept", "rx[T.low]", "rx[T.high]", "age", "sex[T.m]", "rx[T.low]:age", "rx[T.high]:age"]
     assert lines[header].split() == ["parameter", *names]
     rows = [line.split() for line in lines[header + 1 : header + 1 + len(names)]]

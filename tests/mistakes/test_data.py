@@ -51,7 +51,11 @@ CELLS = {
     "infinite number": ("age", "inf", ("column 'age': not a finite number", "(line 5)", "leave the cell empty")),
     "out of range": ("age", "1e11", ("column 'age': outside the agreed range -99 to 1e+10", "'1e11' (line 5)")),
     "fraction for a whole number": ("stage", "2.5", ("column 'stage': not a whole number", "line 5", '"number"')),
-    "level that nobody agreed on": ("rx", "aspirin", ("column 'rx': not one of the agreed levels, which are placebo, low, high", "line 5")),
+    "level that nobody agreed on": (
+        "rx",
+        "aspirin",
+        ("column 'rx': not one of the agreed levels, which are placebo, low, high", "line 5"),
+    ),
     "level in upper case": ("rx", "Placebo", ("column 'rx'", "did you mean 'placebo'?", "line 5")),
     "level with a space": ("sex", "m ", ("column 'sex'", "did you mean 'm'?", "line 5")),
     "level with a typo": ("rx", "plazebo", ("column 'rx'", "did you mean 'placebo'?", "line 5")),
@@ -74,7 +78,10 @@ FILES = {
     "spreadsheet named CSV": (b"PK\x03\x04\x14\x00\x06\x00\xff\xfe", ("leeds.csv", "a spreadsheet", "save it as CSV")),
     "quote without an end": (b'died,rx\n1,"low\n', ("leeds.csv", "cannot be read as CSV", "quote")),
     "no header": (b"1,low,61.0,f,2\n0,low,64.0,f,3\n", ("column 'died': column not found", "the table has 1, low")),
-    "bars between columns": (b"died|rx|age\n1|low|61.0\n", ("leeds.csv: the header is 'died|rx|age'", "commas, semicolons or tabs")),
+    "bars between columns": (
+        b"died|rx|age\n1|low|61.0\n",
+        ("leeds.csv: the header is 'died|rx|age'", "commas, semicolons or tabs"),
+    ),
 }
 
 
@@ -148,7 +155,10 @@ WARNINGS = {
     "negative code": (with_cell("age", -9), ("column 'age': -9", "line 5", 'missing_codes = ["-9"]')),
     "value of 1e9": (with_cell("age", 1e9), ("column 'age': far from all other", "line 5", "agree on a `range`")),
     "collinear columns": (months(rows()), ("stage follows exactly from age", "leave one out of the formula")),
-    "separation": (rows() | {"died": [a > 60 for a in rows()["age"]]}, ("age alone separates", "Leave out a predictor")),
+    "separation": (
+        rows() | {"died": [a > 60 for a in rows()["age"]]},
+        ("age alone separates", "Leave out a predictor"),
+    ),
     "copies of rows": (
         {name: cells + cells[:30] for name, cells in rows().items()},
         ("copies of an earlier row in every column: lines", "remove them"),

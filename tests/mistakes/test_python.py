@@ -52,7 +52,10 @@ REGRESSION = {
         regression(frames=with_column("age", np.ones((120, 2)))),
         ("client 'leeds'", "column 'age' must have one value per row", "(120, 2)"),
     ),
-    "no such column": (regression(formula="died ~ weight"), ("client 'leeds': column 'weight' not found", "it has died")),
+    "no such column": (
+        regression(formula="died ~ weight"),
+        ("client 'leeds': column 'weight' not found", "it has died"),
+    ),
     "column in upper case": (regression(formula="died ~ AGE"), ("client 'leeds'", "did you mean 'age'?")),
     "column at one client only": (
         regression(formula="died ~ bmi", frames=with_column("bmi", np.ones)),
@@ -90,7 +93,10 @@ REGRESSION = {
         regression(formula="rx ~ age"),
         ("column 'rx'", "categorical"),
     ),
-    "outcome of numbers": (regression(formula="age ~ sex"), ("column 'age' has many numbers other than 0 and 1", 'family="gaussian"')),
+    "outcome of numbers": (
+        regression(formula="age ~ sex"),
+        ("column 'age' has many numbers other than 0 and 1", 'family="gaussian"'),
+    ),
     "text as a Gaussian outcome": (
         regression(formula="rx ~ age", family="gaussian"),
         ("column 'rx' holds texts", "is a number", "bernoulli or categorical"),
@@ -108,7 +114,10 @@ REGRESSION = {
     "scaling": (regression(scaling="zscore"), ("unknown scaling 'zscore'", "choose one of: none, federated")),
     "covariance": (regression(covariance="lowrank"), ("unknown covariance 'lowrank'", "choose one of: full, diagonal")),
     "client effects": (regression(client_effects="fixed"), ("unknown client_effects 'fixed'", "intercepts, random")),
-    "negative prior scale": (regression(prior_scale=-1.0), ("the scale of a prior must be positive; prior_scale is -1",)),
+    "negative prior scale": (
+        regression(prior_scale=-1.0),
+        ("the scale of a prior must be positive; prior_scale is -1",),
+    ),
     "prior of a misspelt coefficient": (
         regression(prior_scales={"agee": 1.0}),
         ("unknown coefficient 'agee'", "did you mean 'age'?"),
@@ -120,8 +129,14 @@ REGRESSION = {
         ("client 'leeds': column 'rx': not one of the agreed levels, which are placebo, low",),
     ),
     "levels as one text": (regression(levels={"rx": "low"}), ("the levels of 'rx' are a list", "['low', ...]")),
-    "scaling of no column": (regression(column_scaling={"bmi": (25, 5)}), ("column_scaling is given for 'bmi'", "numeric")),
-    "negative scaling": (regression(column_scaling={"age": (60, -5)}), ("the scale of 'age' must be positive, not -5",)),
+    "scaling of no column": (
+        regression(column_scaling={"bmi": (25, 5)}),
+        ("column_scaling is given for 'bmi'", "numeric"),
+    ),
+    "negative scaling": (
+        regression(column_scaling={"age": (60, -5)}),
+        ("the scale of 'age' must be positive, not -5",),
+    ),
     "weights of no column": (regression(weights="copies"), ("client 'leeds': column 'copies' not found",)),
     "negative weights": (
         regression(weights="copies", frames=everywhere("copies", lambda n: -np.ones(n))),
@@ -142,7 +157,10 @@ RUN = {
     "rows that differ": (logistic({"leeds": (X, Y[:20])}), ("client 'leeds'", "30 rows", "20")),
     "labels -1 and 1": (logistic({"leeds": (X, 2 * Y - 1)}), ("client 'leeds'", "0 and 1")),
     "labels as texts": (logistic({"leeds": (X, np.where(Y, "yes", "no"))}), ("client 'leeds'", "numbers")),
-    "NaN": (logistic({"leeds": (np.where(X > 1, np.nan, X), Y)}), ("client 'leeds': column 'x1' has 4 missing or infinite values", "impute them")),
+    "NaN": (
+        logistic({"leeds": (np.where(X > 1, np.nan, X), Y)}),
+        ("client 'leeds': column 'x1' has 4 missing or infinite values", "impute them"),
+    ),
     "one column too many": (logistic({"leeds": (np.ones((30, 3)), Y)}), ("client 'leeds'", "2", "3")),
     "features without outcomes": (logistic({"leeds": X}), ("client 'leeds'", "(x, y)")),
     "no rows": (logistic({"leeds": (X[:0], Y[:0])}), ("client 'leeds'", "no rows", "leave this client out")),

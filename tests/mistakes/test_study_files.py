@@ -43,7 +43,11 @@ CHANGES = {
     "key of another table": ("family =", "seed = 3\nfamily =", ("model.seed (line 6)", "it belongs to [run]")),
     "no type": ('type = "boolean"\n', "", ("columns.died.type", "missing; it must be one of number, integer")),
     "type float": ('type = "number"', 'type = "float"', ("columns.age.type (line 17)", "did you mean 'number'?")),
-    "type factor": ('[columns.sex]\ntype = "category"', '[columns.sex]\ntype = "factor"', ("did you mean 'category'?",)),
+    "type factor": (
+        '[columns.sex]\ntype = "category"',
+        '[columns.sex]\ntype = "factor"',
+        ("did you mean 'category'?",),
+    ),
     "type date": ('type = "number"', 'type = "date"', ("columns.age.type (line 17)", "days since an agreed date")),
     "type string": ('type = "boolean"', 'type = "string"', ("columns.died.type", "did you mean 'text'?")),
     "one level": ('["f", "m"]', '["f"]', ("columns.sex.levels (line 24)", "at least two levels")),
@@ -57,9 +61,15 @@ CHANGES = {
     ),
     "range upside down": ("[18, 110]", "[110, 18]", ("columns.age.range (line 19)", "[smallest, largest]")),
     "rule for missing values": ('"drop"', '"omit"', ("columns.age.missing (line 20)", "choose one of: refuse, drop")),
-    "no such column": (*formula("died ~ rx + weight"), ("model.formula (line 7)", "declare it in a table [columns.weight]")),
+    "no such column": (
+        *formula("died ~ rx + weight"),
+        ("model.formula (line 7)", "declare it in a table [columns.weight]"),
+    ),
     "column in upper case": (*formula("died ~ rx + AGE"), ("model.formula (line 7)", "did you mean 'age'?")),
-    "no outcome": (*formula("rx + age"), ("model.formula (line 7)", "a formula needs an outcome: `outcome ~ predictors`")),
+    "no outcome": (
+        *formula("rx + age"),
+        ("model.formula (line 7)", "a formula needs an outcome: `outcome ~ predictors`"),
+    ),
     "one equals sign": (*formula("died = rx + age"), ("model.formula (line 7)", "`outcome ~ predictors`")),
     "outcome on the right": (*formula("died ~ died + age"), ("'died' is also on the right; remove it there",)),
     "two outcomes": (*formula("died + rx ~ age"), ("character 1", "one column on the left")),
@@ -68,7 +78,10 @@ CHANGES = {
     "power of a column": (*formula("died ~ age^2"), ("character 8", "write `I(age ** 2)`")),
     "polynomial of R": (*formula("died ~ poly(age, 2)"), ("poly() cannot be used", "write `age + I(age ** 2)`")),
     "smooth term of mgcv": (*formula("died ~ s(age)"), ("s() cannot be used", "write `ns(age, knots=[40, 60]")),
-    "spline without knots": (*formula("died ~ bs(age, df=4)"), ("character 19", "give the knots, as in `bs(age, knots=")),
+    "spline without knots": (
+        *formula("died ~ bs(age, df=4)"),
+        ("character 19", "give the knots, as in `bs(age, knots="),
+    ),
     "all columns": (*formula("died ~ ."), ("character 8", "name the columns")),
     "factor of R": (*formula("died ~ factor(rx)"), ("factor() cannot be used", "declare the column as a category")),
     "comparison": (*formula("died ~ age > 60"), ("character 12", "add a column to the data")),
@@ -92,16 +105,36 @@ CHANGES = {
     "capital letter": (*family("Poisson"), ("model.family (line 6)", "did you mean 'poisson'?")),
     "Cox without Surv": (*family("cox"), ("model.formula (line 8)", "Surv(", "on the left of the formula")),
     "binomial without trials": (*family("binomial"), ("model.formula (line 8)", "trials(")),
-    "Gaussian of a yes or no": (*family("gaussian"), ("columns.died.type (line 11)", "the outcome of linear regression is")),
-    "counts of yes or no": (*family("poisson"), ("columns.died.type (line 11)", "the outcome of Poisson regression is")),
+    "Gaussian of a yes or no": (
+        *family("gaussian"),
+        ("columns.died.type (line 11)", "the outcome of linear regression is"),
+    ),
+    "counts of yes or no": (
+        *family("poisson"),
+        ("columns.died.type (line 11)", "the outcome of Poisson regression is"),
+    ),
     "three levels for yes or no": (*formula("rx ~ age"), ("columns.rx.type (line 13)", "a category of two levels")),
     "number for yes or no": (*formula("age ~ sex"), ("columns.age.type (line 17)", "levels = [1, 2]")),
-    "setting of another family": (*family("logistic", "noise_sd = 2.0"), ("model.noise_sd (line 7)", "it is for gaussian")),
+    "setting of another family": (
+        *family("logistic", "noise_sd = 2.0"),
+        ("model.noise_sd (line 7)", "it is for gaussian"),
+    ),
     "link": (*family("logistic", 'link = "log"'), ("model.link (line 7)", "choose one of: logit, probit, cloglog")),
-    "undeclared weights": (*family("logistic", 'weights = "n"'), ("model.weights (line 7)", "declare it in a table [columns.n]")),
+    "undeclared weights": (
+        *family("logistic", 'weights = "n"'),
+        ("model.weights (line 7)", "declare it in a table [columns.n]"),
+    ),
     "offset of a category": (*formula("died ~ age + offset(sex)"), ("columns.sex.type", "must be a number")),
-    "negative scale": (DIED, f"[prior]\nscale = -1\n\n{DIED}", ("prior.scale (line 10)", "must be a positive number, not -1")),
-    "scale as text": (DIED, f'[prior]\nscale = "2.5"\n\n{DIED}', ("prior.scale (line 10)", "must be a positive number")),
+    "negative scale": (
+        DIED,
+        f"[prior]\nscale = -1\n\n{DIED}",
+        ("prior.scale (line 10)", "must be a positive number, not -1"),
+    ),
+    "scale as text": (
+        DIED,
+        f'[prior]\nscale = "2.5"\n\n{DIED}',
+        ("prior.scale (line 10)", "must be a positive number"),
+    ),
     "prior of a misspelt coefficient": (
         DIED,
         f"[prior.scales]\nagee = 1.0\n\n{DIED}",
@@ -109,12 +142,32 @@ CHANGES = {
     ),
     "family of priors": (DIED, f'[prior]\nfamily = "cauchy"\n\n{DIED}', ("prior.family (line 10)", "student-t")),
     "method": (DIED, f'[algorithm]\nmethod = "fedavg"\n\n{DIED}', ("algorithm.method (line 10)", "choose one of: pvi")),
-    "fedgvi without a loss": (DIED, f'[algorithm]\nmethod = "fedgvi"\n\n{DIED}', ("algorithm.loss", "a name or { name = number }")),
-    "no rounds": (DIED, f"[run]\nrounds = 0\n\n{DIED}", ("run.rounds (line 10)", "a whole number of at least 1, not 0")),
+    "fedgvi without a loss": (
+        DIED,
+        f'[algorithm]\nmethod = "fedgvi"\n\n{DIED}',
+        ("algorithm.loss", "a name or { name = number }"),
+    ),
+    "no rounds": (
+        DIED,
+        f"[run]\nrounds = 0\n\n{DIED}",
+        ("run.rounds (line 10)", "a whole number of at least 1, not 0"),
+    ),
     "negative seed": (DIED, f"[run]\nseed = -1\n\n{DIED}", ("run.seed (line 10)", "a whole number of at least 0")),
-    "schedule": (DIED, f'[run]\nschedule = "sync"\n\n{DIED}', ("run.schedule (line 10)", "did you mean 'synchronous'?")),
-    "scaling": ('id = "trial-1"', 'id = "trial-1"\nscaling = "zscore"', ("scaling (line 3)", "choose one of: none, federated")),
-    "least rows in words": ('id = "trial-1"', 'id = "trial-1"\nmin_rows = "ten"', ("min_rows (line 3)", "a whole number")),
+    "schedule": (
+        DIED,
+        f'[run]\nschedule = "sync"\n\n{DIED}',
+        ("run.schedule (line 10)", "did you mean 'synchronous'?"),
+    ),
+    "scaling": (
+        'id = "trial-1"',
+        'id = "trial-1"\nscaling = "zscore"',
+        ("scaling (line 3)", "choose one of: none, federated"),
+    ),
+    "least rows in words": (
+        'id = "trial-1"',
+        'id = "trial-1"\nmin_rows = "ten"',
+        ("min_rows (line 3)", "a whole number"),
+    ),
 }
 
 
@@ -144,7 +197,9 @@ def test_a_draft_that_was_not_filled_in(command, tmp_path):
     rows = "".join(f"{i % 2},{20 + i}.5,{'ab'[i % 2]}\n" for i in range(12))
     (tmp_path / "mine.csv").write_text(f"died,age,arm\n{rows}")
     assert command("study", "new", "mine.csv", "--outcome", "died")[0] == 0
-    check_command(command, CHECK, "clients (line 6): name at least one client", "columns.arm.levels", "all that any client")
+    check_command(
+        command, CHECK, "clients (line 6): name at least one client", "columns.arm.levels", "all that any client"
+    )
 
 
 def test_a_model_of_your_own_that_is_not_allowed(command, tmp_path):

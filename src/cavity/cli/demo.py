@@ -25,8 +25,8 @@ def demo(
     """Fit a clinical trial of three hospitals without pooling their data, and compare with pooling.
 
     Does rectal indomethacin prevent pancreatitis after ERCP? The trial has 602 patients of four hospitals; one is left
-    out because it has only 3 patients, so three hospitals with 599 patients take part. A Bayesian logistic regression by partitioned variational inference. Nothing is
-    downloaded; it takes seconds.
+    out because it has only 3 patients, so three hospitals with 599 patients take part. A Bayesian
+    logistic regression by partitioned variational inference. Nothing is downloaded; it takes seconds.
 
     Example: `cavity demo --output pictures`
     """

@@ -39,11 +39,13 @@ def new(
     """
     from cavity.study.columns import DATE_REMEDY
     from cavity.study.draft import columns_left_out, draft_study
-    from cavity.study.reader import NAME
+    from cavity.study.reader import NAME, NAME_RULE
     from cavity.study.table import read_csv
 
     if output.exists():
         raise CavityError(f"{output}: the file exists already; give another --output, or remove it")
+    if wrong := [site for site in client or () if not NAME.fullmatch(site)]:
+        raise CavityError(f"--client {wrong[0]!r} {NAME_RULE}, because it is also the name of a file")
     table = read_csv(data)
     outcome = list(table.columns)[-1] if outcome is None else outcome
     title = f"Study of {outcome}" if name is None else name

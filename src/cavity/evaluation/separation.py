@@ -41,7 +41,8 @@ def separating_direction(
         intercept: whether the model has one.
 
     Returns:
-        The intercept, if there is one, and slopes, of standardised predictors; None if no direction was found, or all outcomes are equal.
+        The intercept, if there is one, and slopes, of standardised predictors; None if no direction was
+        found, or all outcomes are equal.
     """
     y = np.asarray(y, float)
     if len(np.unique(y)) < 2:
@@ -105,7 +106,9 @@ def remark(fit: Fit) -> str | None:
     """
     model = fit.algorithm.model
     match model:
-        case Regression(likelihood=BernoulliLogit() | BernoulliProbit() | BernoulliCloglog()) if fit.clients is not None and fit.history:
+        case Regression(likelihood=BernoulliLogit() | BernoulliProbit() | BernoulliCloglog()) if (
+            fit.clients is not None and fit.history
+        ):
             population = fit.population("check for separation")
         case _:
             return None

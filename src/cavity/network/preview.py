@@ -22,10 +22,12 @@ def labelled(title: str, value: PyTree, names: Sequence[str]) -> Iterator[str]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
         array, name = np.asarray(leaf), f"{title} {jax.tree_util.keystr(path).lstrip('.')}"
         if array.shape == (len(names),):
-            yield f"  {name}, one number per parameter:"
-            yield from _table(["parameter", ""], [[own, _number(value)] for own, value in zip(names, array, strict=True)])
+            yield f"  {name}, one number per parameter ({DIGITS} significant digits):"
+            yield from _table(
+                ["parameter", ""], [[own, _number(value)] for own, value in zip(names, array, strict=True)]
+            )
         elif array.shape == (len(names), len(names)):
-            yield f"  {name}, one row and one column per parameter:"
+            yield f"  {name}, one row and one column per parameter ({DIGITS} significant digits):"
             rows = [[own, *map(_number, row)] for own, row in zip(names, array, strict=True)]
             yield from _table(["parameter", *names], rows)
         else:

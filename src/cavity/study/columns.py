@@ -318,7 +318,7 @@ def type_hint(word: str, known: Collection[str]) -> str:
     """
     plain = word.strip().lower()
     if plain.startswith(("date", "time", "posix")):
-        return f" (for a date, use \"number\" and {DATE_REMEDY})"
+        return f' (for a date, use "number" and {DATE_REMEDY})'
     found = OTHER_TYPES.get(plain)
     return did_you_mean(word, known, 0.5) if found is None else f" (did you mean {found!r}?)"
 

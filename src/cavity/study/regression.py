@@ -236,7 +236,9 @@ def _columns(
         for client, table in tables.items():
             if name not in table.columns:
                 hint = did_you_mean(name, table.columns)
-                raise DataError(f"client {client!r}: column '{name}' not found{hint}; it has {', '.join(table.columns)}")
+                raise DataError(
+                    f"client {client!r}: column '{name}' not found{hint}; it has {', '.join(table.columns)}"
+                )
         if name in formula.group_columns and name not in (*formula.predictors, *formula.group_predictors):
             columns.append(Text(name=name, missing=missing))  # levels of groups are not agreed
             continue

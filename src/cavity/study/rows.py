@@ -122,7 +122,9 @@ def _missing(column: Column, rows: list[int], counted_as: str, remedy: str | Non
 
 def _not_found(name: str, table: Table) -> Finding:
     hint = did_you_mean(name, table.columns)
-    return Finding(Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}; rename it there", name)
+    return Finding(
+        Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}; rename it there", name
+    )
 
 
 def _count(number: int, noun: str) -> str:

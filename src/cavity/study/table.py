@@ -103,7 +103,9 @@ def read_csv(path: str | os.PathLike[str]) -> Table:
     except UnicodeDecodeError:
         raise DataError(f"{path}: the file is not text in UTF-8; save it as CSV in UTF-8") from None
     except csv.Error as error:
-        raise DataError(f"{path}: the file cannot be read as CSV ({error}); check for a quote without its end") from None
+        raise DataError(
+            f"{path}: the file cannot be read as CSV ({error}); check for a quote without its end"
+        ) from None
 
 
 def _read(path: Path, text: str) -> Table:
@@ -149,7 +151,11 @@ def as_table(value: object) -> Table:
         case DataFrame():
             given = {name: value[name] for name in value.columns}
         case _:
-            hint = "; read the file first, for example with pandas.read_csv" if isinstance(value, (str, os.PathLike)) else ""
+            hint = (
+                "; read the file first, for example with pandas.read_csv"
+                if isinstance(value, (str, os.PathLike))
+                else ""
+            )
             raise DataError(f"data must be a dict of columns or a data frame, not a {type(value).__name__}{hint}")
     columns = {str(name): _cells(str(name), column) for name, column in given.items()}
     lengths = {name: len(column) for name, column in columns.items()}

@@ -107,7 +107,10 @@ def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
     group = None if study.prior is None else study.prior.group
     for name, _ in () if group is None else group.sd_scales:
         if name not in names:
-            yield ("prior", "sd_scales", name), f"unknown effect {name!r}{did_you_mean(name, names)}; choose one of: {', '.join(names)}"
+            yield (
+                ("prior", "sd_scales", name),
+                f"unknown effect {name!r}{did_you_mean(name, names)}; choose one of: {', '.join(names)}",
+            )
 
 
 def left_side_problem(family: Family, formula: Formula) -> str | None:

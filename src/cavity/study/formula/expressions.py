@@ -23,7 +23,10 @@ ROW_FUNCTIONS: Mapping[str, Callable[..., np.ndarray | np.float64]] = {
 }
 POWERS = range(2, 11)
 _CATEGORY = "declare the column as a category with its levels; in Python give `levels`"
-_SMOOTH = "it would choose knots from the rows of each site; write `ns({x}, knots=[40, 60], range=[18, 100])` for a natural spline, or `bs(...)`"
+_SMOOTH = (
+    "it would choose knots from the rows of each site; write `ns({x}, knots=[40, 60], range=[18, 100])` for a natural "
+    "spline, or `bs(...)`"
+)
 _GROUPS = "write effects that vary between groups as `(1 | g)`"
 _ADD_COLUMN = "add a column to the data at each site instead"
 _BY_SITE = "its result would depend on the rows of each site; use the study's `scaling`"

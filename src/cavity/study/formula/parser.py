@@ -115,7 +115,9 @@ class _Parser:
         match base, exponent.literal:
             case Name(name=name), str() as power if not in_brackets and power not in ("0", "1"):
                 written = f"`I({name} ** {power})`"
-                raise refusal(self._text, start, f"here this means {name} itself, as in R; write {written} for the power")
+                raise refusal(
+                    self._text, start, f"here this means {name} itself, as in R; write {written} for the power"
+                )
         return Power(base, exponent, at=base.at)
 
     def _atom(self) -> Node:
