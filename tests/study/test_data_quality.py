@@ -102,3 +102,10 @@ def test_the_same_rows_at_two_clients_are_refused():
             run_study(trial(), {"leeds": as_table(frames["leeds"]), "york": as_table(copy)})
     other = frames["leeds"] | {"age": np.roll(frames["leeds"]["age"], 1)}  # the same columns, other rows
     refuse_same_rows({"leeds": as_table(frames["leeds"]), "york": as_table(other)})
+
+
+def test_a_few_rows_that_are_the_same_by_chance_are_not_refused():
+    few = {"died": [True, False, True, False], "rx": ["low", "low", "high", "high"]}
+    refuse_same_rows({name: as_table(few) for name in ("leeds", "york", "hull")})
+    one = {"died": [True], "age": [61.5]}
+    refuse_same_rows({name: as_table(one) for name in ("leeds", "york")})

@@ -6,6 +6,7 @@ All of it is a warning: the rows of one site cannot prove a mistake.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ FAR = 100.0  # times the distance from the median that nine of ten rows have
 FEW_DIGITS = 1e7  # times the standard deviation: the mean square of such a column has lost half of its digits
 COLLINEAR = 1e-7  # relative to a column's own size: what the others leave of it
 CHANCE = 3.0  # standard deviations above the number of equal pairs of rows that independent columns would have
+LOG_CHANCE = -14.0  # of the probability that two clients have the same rows: one in a million
 
 
 def number_findings(columns: Sequence[Column], rows: Rows, counted_as: str) -> Iterator[Finding]:
@@ -115,7 +117,9 @@ def _equal_pairs(columns: Sequence[Sequence[object]]) -> float:
 
 
 def refuse_same_rows(tables: Mapping[str, Table]) -> None:
-    """Raise DataError if two clients have the same rows: they would count twice.
+    """Raise DataError if two clients have the same rows, in any order, and chance does not explain it.
+
+    Such rows would count twice.
 
     Args:
         tables: of all clients.
@@ -127,13 +131,23 @@ def refuse_same_rows(tables: Mapping[str, Table]) -> None:
             alike = (*columns, len(table), *(_digest(table.columns[column]) for column in columns))
             found.setdefault(alike, []).append(name)
     for names in found.values():
-        for i, name in enumerate(names):
-            for other in names[i + 1 :]:
-                if _lines(tables[name]) == _lines(tables[other]):
-                    raise DataError(
-                        f"clients {name!r} and {other!r} have the same {len(tables[name])} rows, which would count "
-                        "twice; give each client its own data, or leave one out"
-                    )
+        for name, other in itertools.pairwise(names):
+            if _same(tables[name], tables[other]):
+                raise DataError(
+                    f"clients {name!r} and {other!r} have the same {len(tables[name])} rows, which would count twice; "
+                    "give each client its own data, or leave one out"
+                )
+
+
+def _same(table: Table, other: Table) -> bool:
+    """Whether two tables have the same rows, and too many for chance."""
+    mine, theirs = _lines(table), _lines(other)
+    n = len(mine)
+    equal = _equal_pairs(list(zip(*mine, strict=True))) / (0.5 * n * (n - 1))  # the probability of two equal rows
+    log_chance = n * math.log(equal) if equal > 0 else -math.inf
+    if mine != theirs:
+        log_chance += math.lgamma(n + 1)  # of some order
+    return log_chance < LOG_CHANCE and (mine == theirs or sorted(mine) == sorted(theirs))
 
 
 def _digest(cells: Sequence[object]) -> int:
@@ -141,8 +155,8 @@ def _digest(cells: Sequence[object]) -> int:
     return sum(hash(as_text(cell)) for cell in cells)
 
 
-def _lines(table: Table) -> Counter[tuple[str, ...]]:
-    return Counter(zip(*(map(as_text, table.columns[name]) for name in sorted(table.columns)), strict=True))
+def _lines(table: Table) -> list[tuple[str, ...]]:
+    return list(zip(*(map(as_text, table.columns[name]) for name in sorted(table.columns)), strict=True))
 
 
 def collinear(x: Float[np.ndarray, "n p"], names: Sequence[str], *, intercept: bool) -> Iterator[Finding]:
