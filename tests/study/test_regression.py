@@ -174,7 +174,7 @@ def test_missing_values_are_an_error_or_dropped_with_a_warning():
         ({"formula": "died ~ dose"}, "client 'leeds': column 'dose' not found"),
         ({"formula": "age ~ sex"}, "many numbers other than 0 and 1"),
         ({"formula": "rx ~ sex"}, "a category of two levels"),
-        ({"formula": "sex ~ age", "family": "linear"}, "column 'sex': not a number"),
+        ({"formula": "sex ~ age", "family": "linear"}, "column 'sex' holds texts"),
         ({"formula": "age ~ sex", "family": "poisson"}, "not a whole number"),
         ({"column_scaling": {"sex": (0, 1)}}, "not a numeric predictor"),
         ({"column_scaling": {"age": (0, 0)}}, "must be positive"),
@@ -186,7 +186,7 @@ def test_missing_values_are_an_error_or_dropped_with_a_warning():
         ({"column_scaling": {"age": "federal"}}, "is \\(centre, scale\\) or \"none\", not 'federal'"),
         ({"covariance": "low rank"}, "unknown covariance 'low rank'; choose one of: full, diagonal"),
         ({"noise_sd": 1.0}, "the family 'bernoulli' has no setting 'noise_sd'; it is for gaussian"),
-        ({"frames": {}}, "at least one client"),
+        ({"frames": {}}, "frames must be a dict of client"),
         ({"frames": {"leeds": [1, 2]}}, "client 'leeds': data must be"),
     ],
 )
