@@ -83,19 +83,25 @@ def _newton(z: Float[np.ndarray, "n d"], signs: Float[np.ndarray, " n"]) -> Floa
         off = 1.0 / (1.0 + np.exp(np.clip(margin, -500, 500)))  # the probability of the other outcome
         gradient = z.T @ (signs * off) - ridge @ beta
         step = np.linalg.lstsq((z * (off * (1 - off))[:, None]).T @ z + ridge, gradient)[0]
+        found = _loss(z, signs, beta + step, ridge)
         for _ in range(30):
-            found = _loss(z, signs, beta + step) + 0.5 * (beta + step) @ ridge @ (beta + step)
             if found < value:
                 break
             step = step / 2
+            found = _loss(z, signs, beta + step, ridge)
         if value - found < 1e-9 * len(z):
             return None
         beta, value = beta + step, found
     return None
 
 
-def _loss(z: Float[np.ndarray, "n d"], signs: Float[np.ndarray, " n"], beta: Float[np.ndarray, " d"]) -> float:
-    return float(np.logaddexp(0.0, -signs * (z @ beta)).sum())
+def _loss(
+    z: Float[np.ndarray, "n d"],
+    signs: Float[np.ndarray, " n"],
+    beta: Float[np.ndarray, " d"],
+    ridge: Float[np.ndarray, "d d"],
+) -> float:
+    return float(np.logaddexp(0.0, -signs * (z @ beta)).sum() + 0.5 * beta @ ridge @ beta)
 
 
 def remark(fit: Fit) -> str | None:

@@ -172,7 +172,7 @@ def collinear(x: Float[np.ndarray, "n p"], names: Sequence[str], *, intercept: b
     varies = size > 1e-12 * largest * math.sqrt(len(x))
     if len(x) <= varies.sum() + intercept:
         return  # with so few rows they always do
-    r = np.linalg.qr(z[:, varies] / size[varies], mode="r")
+    r = np.asarray(np.linalg.qr(z[:, varies] / size[varies], mode="r"))
     shown = [name for name, is_used in zip(names, varies, strict=True) if is_used]
     kept: list[int] = []
     for j in range(len(shown)):
