@@ -30,6 +30,7 @@ from cavity.study.formula.tokens import Token, refusal, tokenize
 from cavity.study.formula.tree import Argument, Bar, Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
 
 MAX_DEPTH = 30
+SMALL_POWERS = tuple(map(str, range(2, 11)))  # those that an expression may have
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class _Parser:
         if self._sees("**", "^"):
             raise self._refused("a power of a power of terms; write one power")
         match base, exponent.literal:
-            case Name(name=name), str() as power if not in_brackets and power not in ("0", "1"):
+            case Name(name=name), str() as power if not in_brackets and power in SMALL_POWERS:
                 written = f"`I({name} ** {power})`"
                 raise refusal(
                     self._text, start, f"here this means {name} itself, as in R; write {written} for the power"
