@@ -21,9 +21,9 @@ def test_an_outcome_of_one_value_is_a_warning_about_the_users_line():
 def test_dropped_rows_are_a_warning_about_the_users_line():
     frames = hospitals()
     frames["york"]["age"][3] = np.nan
-    with pytest.warns(UserWarning, match="rows with missing values are dropped: york 1 of 80") as found:
-        with pytest.raises(cavity.CavityError, match="rounds"):
-            cavity.regression("died ~ age", frames, missing="drop", rounds=0)
+    dropped = pytest.warns(UserWarning, match="rows with missing values are dropped: york 1 of 80")
+    with dropped as found, pytest.raises(cavity.CavityError, match="rounds"):
+        cavity.regression("died ~ age", frames, missing="drop", rounds=0)
     assert [warning.filename for warning in found] == [__file__]
 
 

@@ -22,11 +22,11 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Random seed; this fit is deterministic.")] = 0,
     level: Level = None,
 ) -> None:
-    """Fit a clinical trial of three hospitals without pooling their data, and compare with pooling.
+    """Fit a clinical trial of four hospitals, three of which take part, without pooling, and compare with pooling.
 
-    Does rectal indomethacin prevent pancreatitis after ERCP? The trial has 602 patients of four hospitals; one is left
-    out because it has only 3 patients, so three hospitals with 599 patients take part. A Bayesian
-    logistic regression by partitioned variational inference. Nothing is downloaded; it takes seconds.
+    Does rectal indomethacin prevent pancreatitis after ERCP? The trial has 602 patients of four hospitals. One is left
+    out because it has only 3 patients, so three hospitals with 599 patients take part. A Bayesian logistic regression
+    by partitioned variational inference. Nothing is downloaded; it takes seconds.
 
     Example: `cavity demo --output pictures`
     """

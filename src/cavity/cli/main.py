@@ -62,7 +62,7 @@ def _show_version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback(epilog="Example: `cavity demo` fits a clinical trial of three hospitals, in seconds.")
+@app.callback(epilog="Example: `cavity demo` fits a clinical trial of four hospitals, in seconds.")
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
