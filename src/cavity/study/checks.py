@@ -98,7 +98,9 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
 def _quality(study: Study, encoding: FormulaEncoding, x: np.ndarray, rows: Rows, table: Table) -> Iterator[Finding]:
     """What is probably wrong with the rows, whatever the family."""
     yield from copies(table)
-    yield from number_findings(study.used_columns, rows, table.counted_as)
+    groups = encoding.parsed.group_columns
+    numbers = [column for column in study.used_columns if column.name not in groups]
+    yield from number_findings(numbers, rows, table.counted_as)
     if np.isfinite(x).all():
         yield from collinear(x, encoding.design.names, intercept=encoding.design.intercept)
 

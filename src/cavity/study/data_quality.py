@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -108,11 +108,13 @@ def copies(table: Table) -> Iterator[Finding]:
 def _equal_pairs(columns: Sequence[Sequence[object]]) -> float:
     """The number of pairs of equal rows to expect of independent columns, leaving out those that others determine."""
     n = len(columns[0])
-    expected, together = 0.5 * n * (n - 1), [()] * n
+    expected, groups, num_groups = 0.5 * n * (n - 1), [0] * n, 1  # rows that are equal so far
     for cells in sorted(columns, key=lambda cells: len(set(cells))):
-        before, together = together, [(*row, cell) for row, cell in zip(together, cells, strict=True)]
-        if len(set(together)) > len(set(before)):
+        numbers: dict[tuple[int, object], int] = {}
+        groups = [numbers.setdefault(pair, len(numbers)) for pair in zip(groups, cells, strict=True)]
+        if len(numbers) > num_groups:
             expected *= sum(count * (count - 1) for count in Counter(cells).values()) / (n * (n - 1))
+        num_groups = len(numbers)
     return expected
 
 
@@ -124,13 +126,9 @@ def refuse_same_rows(tables: Mapping[str, Table]) -> None:
     Args:
         tables: of all clients.
     """
-    found: dict[tuple[object, ...], list[str]] = {}
-    for name, table in tables.items():
-        if len(table) > 1:
-            columns = sorted(table.columns)
-            alike = (*columns, len(table), *(_digest(table.columns[column]) for column in columns))
-            found.setdefault(alike, []).append(name)
-    for names in found.values():
+    by_shape = _grouped(tables, lambda table: (len(table), *sorted(table.columns)))
+    candidates = {name: tables[name] for names in by_shape if len(names) > 1 for name in names if len(tables[name]) > 1}
+    for names in _grouped(candidates, _digests):
         for name, other in itertools.pairwise(names):
             if _same(tables[name], tables[other]):
                 raise DataError(
@@ -150,9 +148,18 @@ def _same(table: Table, other: Table) -> bool:
     return log_chance < LOG_CHANCE and (mine == theirs or sorted(mine) == sorted(theirs))
 
 
-def _digest(cells: Sequence[object]) -> int:
-    """A number that does not depend on the order of the cells."""
-    return sum(hash(as_text(cell)) for cell in cells)
+def _grouped(tables: Mapping[str, Table], key: Callable[[Table], Hashable]) -> list[list[str]]:
+    """The names of tables that have the same key."""
+    found: dict[Hashable, list[str]] = {}
+    for name, table in tables.items():
+        found.setdefault(key(table), []).append(name)
+    return list(found.values())
+
+
+def _digests(table: Table) -> tuple[Hashable, ...]:
+    """A number for each column, which does not depend on the order of the rows."""
+    columns = sorted(table.columns)
+    return (len(table), *columns, *(sum(hash(as_text(cell)) for cell in table.columns[name]) for name in columns))
 
 
 def _lines(table: Table) -> list[tuple[str, ...]]:
