@@ -158,11 +158,11 @@ class Fit:
             The summary; `print` shows a table, a notebook shows it as HTML. Where this process has the clients' data,
             the table says how good the approximation is (`verdict`).
         """
-        from cavity.evaluation.remarks import computed_remarks
+        from cavity.evaluation import integration, verdict
         from cavity.fit.presentation import remarks_on
 
         summary = self._presentation.summary(check_level(level), remarks_on(self))
-        return replace(summary, checks=lambda: computed_remarks(self))
+        return replace(summary, checks=lambda: (verdict.remark(self), *filter(None, [integration.remark(self)])))
 
     def predict(
         self,
