@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import typer
 
@@ -96,7 +97,15 @@ def test_a_dry_run_shows_the_first_update_and_sends_nothing(command, tmp_path):
     code, out, _ = command("client", "study.toml", "--name", "leeds", "--data", "leeds.csv", "--dry-run")
     assert code == 0
     assert "  n = 120" in out
-    assert "delta precision_mean [" in out
+    assert "delta precision_mean, one number per parameter (6 significant digits):" in out
+    lines = out.splitlines()
+    header = lines.index("  delta precision, one row and one column per parameter (6 significant digits):") + 1
+    names = ["intercept", "rx[T.low]", "rx[T.high]", "age", "sex[T.m]", "rx[T.low]:age", "rx[T.high]:age"]
+    assert lines[header].split() == ["parameter", *names]
+    rows = [line.split() for line in lines[header + 1 : header + 1 + len(names)]]
+    assert [row[0] for row in rows] == names
+    matrix = np.array([[float(cell) for cell in row[1:]] for row in rows])
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-5)
     assert not (tmp_path / "sites").exists()
 
 

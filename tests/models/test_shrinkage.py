@@ -164,7 +164,7 @@ def test_weights_are_those_of_the_true_prior():
     q = stats.multivariate_normal(np.asarray(fit.posterior.mean), np.asarray(fit.posterior.covariance))
     np.testing.assert_allclose(weights.log_weights, joint + horseshoe(theta[:, 1:]) - q.logpdf(theta), atol=1e-8)
     assert fit.predict(np.zeros((2, 3))).mean.shape == (2,)
-    assert "prior too tight" not in str(fit.summary())
+    assert "prior sd from the prior mean" not in str(fit.summary())
 
 
 @pytest.mark.slow

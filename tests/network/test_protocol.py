@@ -719,7 +719,7 @@ class TestStudies:
         site = site_of(simulated.study, "leeds", simulated.tables["leeds"], tmp_path, print)
         lines = preview(simulated.study, simulated.tables["leeds"], site)
         assert "  n = 12" in lines
-        assert any(line.startswith("  delta precision ") for line in lines)
+        assert any(line.startswith("  delta precision,") for line in lines)
 
 
 class Crash(BaseException):

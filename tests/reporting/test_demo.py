@@ -93,6 +93,16 @@ def test_the_hospital_with_three_patients_is_left_out_with_a_reason(demo):
     assert "Case Western is left out: it has only 3 patients, and the study requires 10" in demo[0]
     assert "3 rows for 5 coefficients" in demo[0]
     assert "602 patients of 4 hospitals: Indiana 413, Michigan 164, Kentucky 22, Case Western 3." in demo[0]
+    assert "So 3 hospitals with 599 patients take part." in demo[0]
+
+
+def test_help_and_output_agree_on_the_number_of_hospitals(command, demo):
+    help_texts = [" ".join(command(*words)[1].replace("│", " ").split()) for words in (["--help"], ["demo", "--help"])]
+    for text in help_texts:
+        assert "a clinical trial of four hospitals, three of which take part" in text
+    assert "three hospitals with 599 patients take part" in help_texts[1]
+    assert "602 patients of 4 hospitals" in demo[0]
+    assert "3 hospitals with 599 patients take part" in demo[0]
 
 
 @thorough

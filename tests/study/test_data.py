@@ -45,20 +45,20 @@ def test_missing_values_of_all_kinds(cell):
     [
         (Number(name="x"), "abc", "not a number"),
         (Number(name="x"), "1,5", "not a number (write a decimal point, not a comma)"),
-        (Number(name="x"), "1_000", "not a number"),
-        (Number(name="x"), "inf", "not a finite number"),
-        (Number(name="x"), math.inf, "not a finite number"),
+        (Number(name="x"), "1_000", "not a number (write the number alone)"),
+        (Number(name="x"), "inf", "not a finite number; leave the cell empty if it is missing"),
+        (Number(name="x"), math.inf, "not a finite number; leave the cell empty if it is missing"),
         (Number(name="x", range=(0.0, 1.0)), "1.01", "outside the agreed range 0 to 1"),
         (
             Number(name="x"),
             "2020-01-01",
             f"a date, not a number; {DATE_REMEDY}",
         ),
-        (Integer(name="x"), "1.5", "not a whole number"),
+        (Integer(name="x"), "1.5", 'not a whole number; a column that may have fractions has the type "number"'),
         (Integer(name="x", range=(0.0, math.inf)), "-1", "outside the agreed range 0 to inf"),
         (Boolean(name="x"), "2", f"not true or false (nor yes or no, nor 1 or 0); {CODED}"),
         (Boolean(name="x"), "maybe", "not true or false (nor yes or no, nor 1 or 0)"),
-        (Category(name="x", levels=("a", "b"), reference="a"), "c", "not one of the agreed levels"),
+        (Category(name="x", levels=("a", "b"), reference="a"), "c", "not one of the agreed levels, which are a, b"),
         (
             Category(name="x", levels=("male", "female"), reference="male"),
             "Male ",
@@ -139,9 +139,9 @@ def test_all_problems_are_reported_at_once_with_lines(tmp_path):
     found = check(trial(), table, "leds")
     assert messages(found) == [
         "unknown client 'leds' (did you mean 'leeds'?); choose one of: leeds, york",
-        "column 'died': column not found (did you mean 'dead'?); the table has rx, age, sex, dead",
+        "column 'died': column not found (did you mean 'dead'?); the table has rx, age, sex, dead; rename it there",
         "column 'rx': not one of the agreed levels (did you mean 'placebo'?) (1 value): 'Placebo' (line 3)",
-        "column 'rx': not one of the agreed levels (1 value): 'other' (line 4)",
+        "column 'rx': not one of the agreed levels, which are placebo, low, high (1 value): 'other' (line 4)",
         "column 'age': not a number (1 value): 'abc' (line 2)",
         "column 'age': outside the agreed range 18 to 110 (1 value): '130' (line 7)",
         "column 'sex': 1 missing value: line 5; impute at the site, or agree on `missing = \"drop\"`",

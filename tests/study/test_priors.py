@@ -177,7 +177,7 @@ def test_a_study_knows_its_priors():
     [
         ('family = "student-t"', 'family = "cauchy"', "prior.family"),
         ('family = "laplace"', 'family = "laplace"\ndf = 3', "a laplace prior has no df; it is for student-t"),
-        ("[priors.age]", "[priors.agge]", "unknown coefficient 'agge'; choose one of: age, dose"),
+        ("[priors.age]", "[priors.agge]", "unknown coefficient 'agge' (did you mean 'age'?); choose one of: age, dose"),
         ("scale = 0.2", "scale = -1", "must be a positive number"),
         ("scale = 0.2", "width = 1", "width"),
         ("[priors.age]", "[prior.scales]\nage = 1\n[priors.age]", "give its scale there"),

@@ -74,7 +74,7 @@ CASES = {
         "poisson",
         {"falls": HALF, "years": HOLED},
         {},
-        "column 'years': 1 missing value: row 0; impute at the site",
+        "column 'years': 1 missing value: row 0; impute them, or drop these rows with missing=\"drop\"",
     ),
     "an offset that is not finite": (
         "falls ~ offset(log(years))",

@@ -119,8 +119,9 @@ def _side(keys: Path, server: str, folder: Path, insecure: bool) -> ClientSide:
     from cavity.network.flower_node import ClientSide
 
     own, (host, _, port) = (folder / "flower").absolute(), server.rpartition(":")
-    if not host or not port.isdigit():
-        raise CavityError(f"--server {server}: expected host:port, for example {server.strip(':') or '127.0.0.1'}:8000")
+    if not host or not port.isdigit() or "/" in server:
+        name = server.rpartition("//")[2].split("/")[0].partition(":")[0] or "127.0.0.1"
+        raise CavityError(f"--server {server}: expected host:port, for example {name}:8000")
     if insecure:
         check_loopback(host)
         return ClientSide(server, own)

@@ -22,11 +22,11 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Random seed; this fit is deterministic.")] = 0,
     level: Level = None,
 ) -> None:
-    """Fit a clinical trial of four hospitals without pooling their data, and compare with pooling.
+    """Fit a clinical trial of four hospitals, three of which take part, without pooling, and compare with pooling.
 
-    Does rectal indomethacin prevent pancreatitis after ERCP? 602 patients of four hospitals, one of which is left out
-    because it has only 3 patients. A Bayesian logistic regression by partitioned variational inference. Nothing is
-    downloaded; it takes seconds.
+    Does rectal indomethacin prevent pancreatitis after ERCP? The trial has 602 patients of four hospitals. One is left
+    out because it has only 3 patients, so three hospitals with 599 patients take part. A Bayesian logistic regression
+    by partitioned variational inference. Nothing is downloaded; it takes seconds.
 
     Example: `cavity demo --output pictures`
     """
@@ -70,6 +70,8 @@ def _introduce(console: Console, sizes: dict[str, int], left_out: dict[str, int]
             f"summary of its rows; with {size} rows for {len(FEATURES) + 1} coefficients its patients could be "
             "identified."
         )
+    if left_out:
+        console.print(f"So {len(sizes)} hospitals with {sum(sizes.values())} patients take part.")
     console.print(
         f"Model: logistic regression, prior N(0, {PRIOR_SCALE}²) on each coefficient; {UNITS}. These units are fixed "
         "beforehand, so no statistic of the data is shared for scaling."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -87,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with warnings.catch_warnings():
             # scikit-learn warns at each attempt; the error that follows is enough
             warnings.filterwarnings("ignore", "A network error occurred while downloading")
+            warnings.showwarning = _show_warning
             code = typer.main.get_command(app).main(given or ["--help"], prog_name="cavity", standalone_mode=False)
     except Exception as error:
         message = user_error(error)
@@ -112,10 +114,28 @@ def user_error(error: Exception) -> str | None:
             return f"{package} is not installed; install it with: pip install 'cavity[{EXTRAS[package]}]'"
         case CavityError():
             return printable(" ".join(str(error).split()), 4000)
+        case FileNotFoundError() if error.filename is not None:
+            return f"{error.filename}: file not found; check the path"
+        case IsADirectoryError() if error.filename is not None:
+            return f"{error.filename}: this is a folder; give a file"
+        case FileExistsError() | NotADirectoryError() if error.filename is not None:
+            return f"{error.filename}: this is a file; give a folder"
         case OSError() if error.filename is not None:
             return f"{error.filename}: {error.strerror}; check the path and its permissions"
         case _:
             return None
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line, without the source of Cavity."""
+    print(f"cavity: warning: {printable(' '.join(str(message).split()), 4000)}", file=file or sys.stderr)
 
 
 def _usage(error: Exception) -> str:
@@ -123,4 +143,5 @@ def _usage(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "cavity"
     message = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
+    message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", message)  # some versions of Typer give the hint twice
     return f"{message.rstrip('.')}; see `{command} --help`"

@@ -68,6 +68,10 @@ def run(
 def _tables(study: Study, folder: Path) -> dict[str, Table]:
     from cavity.study.table import read_csv
 
+    if folder.is_file():
+        raise DataError(f"{folder}: this is a file; --data is the folder with NAME.csv for every client of the study")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: folder not found; check the path")
     if lacking := [name for name in study.clients if not (folder / f"{name}.csv").is_file()]:
         raise DataError(f"{folder}: {lacking[0]}.csv not found; every client of the study needs a file there")
     return {name: read_csv(folder / f"{name}.csv") for name in study.clients}

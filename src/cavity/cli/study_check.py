@@ -41,7 +41,7 @@ def check(
         introduction = [*_introduction(study), *_disclosures(study)]
     except StudyError as error:
         for problem in error.problems:
-            typer.echo(f"error: {file}: {problem}")
+            typer.echo(f"error: {file}: {problem.removeprefix(f'{file}: ')}")
         raise typer.Exit(REFUSED) from None
     findings: Sequence[Finding] = []
     if data is not None:
@@ -56,7 +56,12 @@ def check(
     if errors:
         typer.echo(f"{data or file}: {errors} {'error' if errors == 1 else 'errors'} to fix before you join")
         raise typer.Exit(REFUSED)
-    typer.echo(f"{file}: no problems found" if data is None else f"{data}: ready to join")
+    if data is None:
+        typer.echo(f"{file}: no problems found")
+        return
+    warnings = sum(finding.severity == "warning" for finding in findings)
+    consider = f", after you have considered {warnings} warning{'' if warnings == 1 else 's'}" if warnings else ""
+    typer.echo(f"{data}: ready to join{consider}")
 
 
 def _introduction(study: Study) -> list[str]:

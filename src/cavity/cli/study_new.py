@@ -23,7 +23,7 @@ def new(
         typer.Option(help="The family of the outcome, such as poisson; by default by its type where that is safe."),
     ] = None,
     output: Annotated[Path, typer.Option(help="The study file to write.")] = Path("study.toml"),
-    name: Annotated[str | None, typer.Option(help="The name of the study; by default that of the CSV file.")] = None,
+    name: Annotated[str | None, typer.Option(help="The name of the study; by default after its outcome.")] = None,
     client: Annotated[
         list[str] | None, typer.Option(help="A site that takes part; repeat the option for each.")
     ] = None,
@@ -39,15 +39,17 @@ def new(
     """
     from cavity.study.columns import DATE_REMEDY
     from cavity.study.draft import columns_left_out, draft_study
-    from cavity.study.reader import NAME
+    from cavity.study.reader import NAME, NAME_RULE
     from cavity.study.table import read_csv
 
     if output.exists():
         raise CavityError(f"{output}: the file exists already; give another --output, or remove it")
+    if wrong := [site for site in client or () if not NAME.fullmatch(site)]:
+        raise CavityError(f"--client {wrong[0]!r} {NAME_RULE}, because it is also the name of a file")
     table = read_csv(data)
     outcome = list(table.columns)[-1] if outcome is None else outcome
-    title = data.stem if name is None else name
-    stem = title.lower().replace(" ", "-")
+    title = f"Study of {outcome}" if name is None else name
+    stem = (outcome if name is None else name).lower().replace(" ", "-")
     stem = stem if NAME.fullmatch(stem) else "study"
     text = draft_study(
         table,
@@ -64,8 +66,8 @@ def new(
     open_ends = [] if client else ["`clients`"]
     if "(FILL_IN)" in text or ", FILL_IN)" in text:
         open_ends.append("FILL_IN in the formula, the other column of the outcome")
+    drafted = tomllib.loads(text)["columns"]
     if not with_levels:
-        drafted = tomllib.loads(text)["columns"]
         open_ends += [f"the levels of '{name}'" for name, column in drafted.items() if "levels" in column]
     typer.echo(f"{output}: the outcome is '{outcome}'; check every line before you share the file.")
     skipped: dict[str, list[str]] = {}
@@ -74,6 +76,9 @@ def new(
     for reason, names in skipped.items():
         remedy = f" To use one, {DATE_REMEDY}." if reason == "dates" else ""
         typer.echo(f"{reason.capitalize()}, left out of the formula: {', '.join(names)}.{remedy}")
+    for column, block in drafted.items():
+        if codes := block.get("missing_codes"):
+            typer.echo(f"Read as missing values in '{column}': {', '.join(codes)}. See `missing_codes` in the file.")
     if open_ends:
         typer.echo(f"To be filled in: {', '.join(open_ends)}.")
     typer.echo(f"Then: cavity study check {output} --data {data}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
 
 import equinox as eqx
@@ -12,6 +11,7 @@ from jaxtyping import PyTree
 
 from cavity.core import ClientSource, Data, LatentModel, Model
 from cavity.core.messages import JOINT, is_server_owned
+from cavity.core.user_warnings import warn_user
 from cavity.errors import DataError, ProtocolError
 
 
@@ -156,10 +156,9 @@ def _warn_if_one_class(prepared: Mapping[str, Data]) -> None:
         return
     outcomes = np.unique(np.concatenate([np.unique(np.asarray(batch[1])) for batch in batches]))
     if len(outcomes) == 1:
-        warnings.warn(
+        warn_user(
             f"the outcome is {outcomes[0]:g} in every row of every client; the prior alone decides how it depends "
-            "on the features. Check the coding of the outcome",
-            stacklevel=5,  # the line that calls `cavity.run` or `Fit.join`
+            "on the features. Check the coding of the outcome"
         )
 
 

@@ -145,12 +145,16 @@ def remark(fit: Fit) -> str:
         fit: the fit; it keeps a verdict that was computed here.
 
     Returns:
-        The verdict where it is known or takes seconds; else why there is none.
+        The verdict where it is known or takes seconds; else why there is none. Before it, that the predictors separate
+        the outcome, where they do.
     """
+    from cavity.evaluation import separation
+
     found = fit.__dict__.get("verdict") or verdict_of(fit, in_seconds=True)
     if found.num_draws:
         fit.__dict__["verdict"] = found
-    return f"approximation: {found}"
+    separated = separation.remark(fit)
+    return f"approximation: {found}" if separated is None else f"{separated}. Approximation: {found}"
 
 
 def verdict_from_weights(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas
 
 PRIOR_CONFLICT = 3.0  # prior standard deviations from the prior mean at which a remark is made
+DISAGREE = "prior and data disagree: check the units of the data, and the scale of the prior"
 QUANTILE_DRAWS = 20_000  # for families without closed-form quantiles
 
 
@@ -200,7 +201,7 @@ def summarise(
     far = np.abs(mean - prior_mean) > PRIOR_CONFLICT * prior_sd
     if far.any():
         which = ", ".join(name for name, is_far in zip(names, far, strict=True) if is_far)
-        remarks = (*remarks, f"{which}: over {PRIOR_CONFLICT:g} prior sd from the prior mean; is the prior too tight?")
+        remarks = (*remarks, f"{which}: over {PRIOR_CONFLICT:g} prior sd from the prior mean; {DISAGREE}")
     return _summary(names, (mean, sd, lower, upper), level, remarks)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -16,6 +15,7 @@ from cavity.errors import ProtocolError
 from cavity.fit.summary import Summary
 from cavity.network.client_results import local_summary, write_results
 from cavity.network.limits import bounds, fingerprint, max_messages, problem_with, problem_with_scaling
+from cavity.network.preview import labelled
 from cavity.network.protocol import RunConfig, check_like
 from cavity.network.study_session import check_for_network, foreign_types, identity_of, largest_messages
 from cavity.network.worker import ClientConfig, Site, first_reply
@@ -152,10 +152,10 @@ def preview(study: Study, table: Table, site: Site) -> list[str]:
     if study.scales_design:
         lines.append("once, for the columns of the formula's matrix (here scaled by the sums of this client alone):")
         lines += _described(design_sums(study, table, scaling), {})
-    lines.append("in round 1 (scaled by the sums of this client alone):")
-    reply = first_reply(site, RunConfig(scaling))
-    for path, leaf in jax.tree_util.tree_flatten_with_path(reply.update.delta)[0]:
-        lines.append(f"  delta {jax.tree_util.keystr(path).lstrip('.')} {np.asarray(leaf).tolist()}")
+    lines.append("in round 1, the change of this client's factor (scaled by the sums of this client alone):")
+    run_config = RunConfig(scaling)
+    reply = first_reply(site, run_config)
+    lines += labelled("delta", reply.update.delta, site.client_config(run_config).algorithm.model.parameter_names)
     report = {key: np.asarray(value).item() for key, value in asdict(reply.update.report).items()}
     lines.append(f"  report {json.dumps(report)}")
     return lines

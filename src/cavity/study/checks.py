@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,12 +11,14 @@ from cavity.core.client_data import Weighted, as_data
 from cavity.errors import DataError
 from cavity.models.mixed.group_rows import GroupedRows
 from cavity.study.building import ClientRows
+from cavity.study.data_quality import collinear, copies, number_findings, separated
 from cavity.study.encoding import FormulaEncoding
 from cavity.study.findings import Finding, Severity
 from cavity.study.models import study_model
 from cavity.study.rows import Rows, read_rows, row_weights, with_weight
 from cavity.study.scaling import Scaling
 from cavity.study.schema import Study
+from cavity.study.spelling import did_you_mean
 from cavity.study.table import Table, as_table
 
 FEW_PER_COEFFICIENT = 5  # rows per coefficient; with fewer, the factor nearly determines the rows
@@ -61,8 +62,7 @@ def check(study: Study, table: object, name: str | None = None) -> list[Finding]
 def name_findings(study: Study, name: str) -> Iterator[Finding]:
     """Whether a client is one of the study's."""
     if name not in study.clients:
-        near = difflib.get_close_matches(name, study.clients, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, study.clients)
         yield Finding(Severity.ERROR, f"unknown client {name!r}{hint}; choose one of: {', '.join(study.clients)}")
 
 
@@ -83,13 +83,32 @@ def _row_findings(study: Study, rows: Rows, table: Table) -> Iterator[Finding]:
         read = encoding.grouped if encoding.parsed.groups else encoding.encoded
         yield from _model_findings(model, lambda: _weighted(read(rows, table.counted_as), study, rows))
     yield from _column_notes(study, rows)
+    yield from _quality(study, encoding, x, rows, table)
     if study.model.function is None:
         yield from few_rows(len(rows), len(model.parameter_names))
+    if not not_finite and len(rows) > FEW_PER_COEFFICIENT * len(model.parameter_names):  # chance explains fewer
+        yield from _separation(study, encoding, x, rows)
     for name, column in zip(encoding.design.names, x.T, strict=True):
         count = min(int((column == 1).sum()), int((column == 0).sum()))
         if np.isin(column, (0, 1)).all() and 0 < count < SMALL_GROUP:
             message = f"{name}: only {count} {'row' if count == 1 else 'rows'}: they could be identified"
             yield Finding(Severity.WARNING, message)
+
+
+def _quality(study: Study, encoding: FormulaEncoding, x: np.ndarray, rows: Rows, table: Table) -> Iterator[Finding]:
+    """What is probably wrong with the rows, whatever the family."""
+    yield from copies(table)
+    groups = encoding.parsed.group_columns
+    numbers = [column for column in study.used_columns if column.name not in groups]
+    yield from number_findings(numbers, rows, table.counted_as)
+    if np.isfinite(x).all():
+        yield from collinear(x, encoding.design.names, intercept=encoding.design.intercept)
+
+
+def _separation(study: Study, encoding: FormulaEncoding, x: np.ndarray, rows: Rows) -> Iterator[Finding]:
+    if study.model.family is not None and study.model.family.is_binary:
+        y = np.asarray(rows.values[study.outcome_columns[0].name], float)
+        yield from separated(x, y, encoding.design.names, intercept=encoding.design.intercept)
 
 
 def _weighted(batch: tuple[np.ndarray, np.ndarray] | GroupedRows, study: Study, rows: Rows) -> ClientRows:

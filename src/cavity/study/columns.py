@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import datetime
-import difflib
 import enum
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, SupportsFloat
@@ -17,11 +16,20 @@ import numpy as np
 
 from cavity.core.messages import Record
 from cavity.errors import StudyError
+from cavity.study.spelling import did_you_mean
 
 MISSING_TEXT = frozenset({"", ".", "na", "n/a", "nan", "null"})  # in lower case; what R, SAS, Stata and pandas write
 MISSING_LEVEL = "missing"
+MOST_LEVELS = 10  # in a message
 TRUE_TEXT, FALSE_TEXT = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"false", "f", "no", "n", "0"})
 DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
+OTHER_TYPES = {
+    **dict.fromkeys(("float", "double", "real", "numeric", "decimal", "continuous"), "number"),
+    **dict.fromkeys(("int", "int64", "count", "long"), "integer"),
+    **dict.fromkeys(("factor", "enum", "nominal", "ordered", "ordinal"), "category"),
+    **dict.fromkeys(("bool", "logical", "binary", "flag"), "boolean"),
+    **dict.fromkeys(("string", "str", "character", "varchar", "object"), "text"),
+}
 DATE_REMEDY = "give it as a number, the days since an agreed date"
 
 
@@ -219,7 +227,7 @@ class Integer(Numeric):
     def value(self, cell: object) -> float:
         number = _number(cell)
         if not number.is_integer():
-            raise Unreadable("not a whole number")
+            raise Unreadable('not a whole number; a column that may have fractions has the type "number"')
         return self._in_range(number)
 
 
@@ -272,9 +280,7 @@ class Category(Column):
         text = as_text(cell)
         if text in self._positions:
             return self._positions[text]
-        near = difflib.get_close_matches(text.strip().lower(), [level.lower() for level in self.levels], 1, 0.75)
-        meant = next((level for level in self.levels if near and level.lower() == near[0]), None)
-        hint = "" if meant is None else f" (did you mean {meant!r}?)"
+        hint = did_you_mean(text, self.levels, 0.75) or f", which are {_some(self.levels)}"
         hint = f" (it is a date; {DATE_REMEDY})" if is_date(cell) else hint
         raise Unreadable(f"not one of the agreed levels{hint}")
 
@@ -303,6 +309,26 @@ class Text(Column):
         return as_text(cell)
 
 
+def type_hint(word: str, known: Collection[str]) -> str:
+    """A hint at the type that another program's word for it means, or nothing.
+
+    Args:
+        word: that is no type.
+        known: the names of types.
+    """
+    plain = word.strip().lower()
+    if plain.startswith(("date", "time", "posix")):
+        return f' (for a date, use "number" and {DATE_REMEDY})'
+    found = OTHER_TYPES.get(plain)
+    return did_you_mean(word, known, 0.5) if found is None else f" (did you mean {found!r}?)"
+
+
+def _some(levels: Sequence[str]) -> str:
+    """The first levels, for a message."""
+    shown = ", ".join(levels[:MOST_LEVELS])
+    return shown if len(levels) <= MOST_LEVELS else f"{shown} and {len(levels) - MOST_LEVELS} more"
+
+
 def _number(cell: object) -> float:
     try:
         match cell:
@@ -315,8 +341,11 @@ def _number(cell: object) -> float:
     except ValueError:
         if is_date(cell):
             raise Unreadable(f"a date, not a number; {DATE_REMEDY}") from None
-        comma = str(cell).strip().replace(",", "").lstrip("+-").isdigit()
-        raise Unreadable("not a number" + (" (write a decimal point, not a comma)" if comma else "")) from None
+        text = str(cell).strip()
+        if text.replace(",", "").lstrip("+-").isdigit():
+            raise Unreadable("not a number (write a decimal point, not a comma)") from None
+        has_digits = any(char.isdigit() for char in text)
+        raise Unreadable("not a number" + (" (write the number alone)" if has_digits else "")) from None
     if not math.isfinite(number):
-        raise Unreadable("not a finite number")
+        raise Unreadable("not a finite number; leave the cell empty if it is missing")
     return number

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cavity.errors import DataError
 from cavity.study.columns import DATE_REMEDY, Category, Column, Integer, Text
 from cavity.study.families import Family, families, family_class
-from cavity.study.guessing import guess_from_text, holds_dates, left_out, seen_levels
+from cavity.study.guessing import guess_from_text, holds_dates, left_out, seen_levels, unknown_codes
 from cavity.study.line_numbers import spelled
+from cavity.study.spelling import did_you_mean
 from cavity.study.table import Table
 
 MOST_LEVELS = 20  # different texts; a column with more is an identifier or free text
@@ -81,13 +83,15 @@ def draft_study(
         DataError: the outcome is not a column, holds dates, or does not show its family.
     """
     if outcome not in table.columns:
-        raise DataError(f"column {outcome!r} not found; the header has {', '.join(table.columns)}")
+        hint = did_you_mean(outcome, table.columns)
+        raise DataError(f"column {outcome!r} not found{hint}; the header has {', '.join(table.columns)}")
     columns = guess_columns(table)
     if holds_dates(table.columns[outcome]):
         raise DataError(f"the outcome {outcome!r} holds dates: {DATE_REMEDY}")
-    num_levels = len(seen_levels(table.columns[outcome]))
+    codes = unknown_codes(table.columns[outcome])
+    num_levels = len(_levels(table, outcome, codes))
     chosen = _family(columns[outcome], num_levels) if family is None else family_class(family)
-    columns[outcome] = chosen.draft_column(columns[outcome])
+    columns[outcome] = replace(chosen.draft_column(columns[outcome]), missing_codes=codes)
     skipped = columns_left_out(table, outcome)
     predictors = [name for name in columns if name != outcome and name not in skipped]
     formula = f"{chosen.draft_left(_quoted(outcome))} ~ {' + '.join(map(_quoted, predictors)) or '1'}"
@@ -104,7 +108,7 @@ def draft_study(
         + chosen.draft_model
     ]
     for column_name, column in columns.items():
-        levels = seen_levels(table.columns[column_name]) if with_levels else ()
+        levels = _levels(table, column_name, column.missing_codes) if with_levels else ()
         outcome_range = chosen.draft_range if column_name == outcome else None
         blocks.append(_block(column, levels, outcome_range, skipped.get(column_name)))
     scaled = chosen.scales_outcome
@@ -134,6 +138,11 @@ def columns_left_out(table: Table, outcome: str) -> dict[str, str]:
         if reason is not None:
             found[name] = reason
     return found
+
+
+def _levels(table: Table, name: str, codes: Sequence[str]) -> tuple[str, ...]:
+    """The levels of a column, without codes for missing values."""
+    return tuple(level for level in seen_levels(table.columns[name]) if level.strip() not in codes)
 
 
 def _family(outcome: Column, num_levels: int) -> type[Family]:
@@ -174,6 +183,8 @@ def _block(column: Column, levels: Sequence[str], outcome_range: str | None, ski
         lines.append('# unit = "years"')
         lines.append(outcome_range or "# range = [0, 120]  # values outside are errors")
         lines.append('# scaling = { centre = 50.0, scale = 10.0 }  # or "none", "federated"')
+    if column.missing_codes:
+        lines.append(f"missing_codes = {_texts(column.missing_codes)}  # cells that mean a missing value")
     lines.append(f'missing = "refuse"  # {choices}')
     return "\n".join(lines) + "\n"
 

@@ -28,7 +28,13 @@ from cavity.study.columns import (
 FEW_LEVELS = 20  # so many are plausible in any number of rows
 FEW_ROWS = 10  # in fewer, nothing can be concluded from repeated or different values
 ID_WORDS = frozenset({"id", "ids", "identifier", "uid", "uuid", "pid", "mrn"})  # in the name of a column
-KEY_WORDS = frozenset({"case", "index", "key", "no", "nr", "number", "patient", "record", "row", "subject"})
+PERSON_WORDS = frozenset({"participant", "patient", "person", "record", "subject"})
+KEY_WORDS = PERSON_WORDS | frozenset({"case", "index", "key", "no", "nr", "num", "number", "row"})
+LARGE_KEY = 1_000_000  # whole numbers from here that are all different are identifiers
+# Words for a missing value, in lower case, that no family's outcome and no number has.
+UNKNOWN_TEXT = frozenset(
+    {"?", "??", "--", "missing", "nk", "not available", "not done", "not known", "not recorded", "unk", "unknown"}
+)
 
 
 @dataclass(frozen=True)
@@ -66,19 +72,33 @@ class RawColumn:
         """Whether all cells are truth values, and there are some."""
         return bool(self.present) and all(isinstance(cell, bool) for cell in self.present)
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether any cell is a number, or a text that can be read as one."""
+        return any(_reads(Number(name=self.name), cell) for cell in self.present)
+
     def category(self) -> Category:
         """A category of the levels given, or of those that occur. Raises DataError."""
         levels = self.levels
         if levels is None:
             levels = seen_levels(self.present)
             if len(levels) > max(FEW_LEVELS, len(self.present) / 2):
+                if self.has_numbers:
+                    text = next(level for level in levels if not _reads(Number(name=""), level) or level is levels[-1])
+                    raise DataError(
+                        f"column '{self.name}' has numbers, but also texts such as {text!r}: convert the column to "
+                        "numbers, with missing values as None, or leave it out of the formula if it is an identifier"
+                    )
                 raise DataError(
                     f"column '{self.name}' has {len(levels)} different texts in {len(self.present)} rows, like an "
                     "identifier: leave it out of the formula, or give its levels if it is a category"
                 )
         if len(set(levels)) < max(2, len(levels)):
             found = ", ".join(levels) or "none"
-            raise DataError(f"column '{self.name}' needs at least two different levels; it has {found}")
+            raise DataError(
+                f"column '{self.name}' needs at least two different levels; it has {found}. Leave it out of "
+                "the formula, or give all its levels"
+            )
         return Category(name=self.name, levels=levels, reference=levels[0], missing=self.missing)
 
 
@@ -94,6 +114,8 @@ def guess_predictor(raw: RawColumn) -> Column:
 def guess_from_text(name: str, cells: Sequence[object], *, most_levels: int) -> Column:
     """The type of a column of a CSV file. A category has no levels here, because the sites have to agree on them.
 
+    Words such as "unknown" among numbers or truth values are codes for missing values. In a category they are levels.
+
     Args:
         name: of the column.
         cells: its texts.
@@ -101,12 +123,21 @@ def guess_from_text(name: str, cells: Sequence[object], *, most_levels: int) -> 
     """
     probe = Number(name=name)
     present = {as_text(cell) for cell in cells if not probe.is_missing(cell)}
-    for column in (Boolean(name=name), Integer(name=name), Number(name=name)):
-        if present and all(_reads(column, cell) for cell in present):
+    codes = unknown_codes(cells)
+    known = {text for text in present if text.strip() not in codes}
+    for kind in (Boolean, Integer, Number):
+        column = kind(name=name, missing_codes=codes)
+        if known and all(_reads(column, cell) for cell in known):
             return column
     if len(present) > most_levels or holds_dates(cells):
         return Text(name=name)
     return Category(name=name, levels=(), reference="")
+
+
+def unknown_codes(cells: Sequence[object]) -> tuple[str, ...]:
+    """The words among these cells that mean a missing value, such as "unknown"."""
+    found = {as_text(cell).strip() for cell in _present(cells)}
+    return tuple(sorted(text for text in found if text.lower() in UNKNOWN_TEXT))
 
 
 def left_out(name: str, column: Column, cells: Sequence[object]) -> str | None:
@@ -125,15 +156,16 @@ def left_out(name: str, column: Column, cells: Sequence[object]) -> str | None:
     different = set(present)
     if len(different) == 1 and len(present) >= FEW_ROWS:
         return "the same value in every row"
-    if column.type_name != "integer" or len(present) < FEW_ROWS:
+    if column.type_name != "integer":
         return None
     words = set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
-    is_key = len(different) == len(present)
-    numbers = sorted(float(cell) for cell in different)
-    is_sequence = is_key and numbers[-1] - numbers[0] == len(numbers) - 1
-    if is_sequence or words & ID_WORDS or (is_key and words & KEY_WORDS):
+    if words & ID_WORDS or (words & PERSON_WORDS and words <= KEY_WORDS):  # with several rows per patient, too
         return "identifiers"
-    return None
+    if len(present) < FEW_ROWS or len(different) < len(present):
+        return None
+    numbers = sorted(float(cell) for cell in different if cell not in column.missing_codes)
+    is_sequence = numbers[-1] - numbers[0] == len(numbers) - 1
+    return "identifiers" if is_sequence or words & KEY_WORDS or numbers[0] >= LARGE_KEY else None
 
 
 def holds_dates(cells: Sequence[object]) -> bool:
@@ -151,7 +183,7 @@ def _present(cells: Sequence[object]) -> list[object]:
     return [cell for cell in cells if not probe.is_missing(cell)]
 
 
-def _reads(column: Column, cell: str) -> bool:
+def _reads(column: Column, cell: object) -> bool:
     try:
         column.value(cell)
     except Unreadable:

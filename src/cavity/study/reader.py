@@ -21,6 +21,7 @@ from cavity.study.columns import (
     Numeric,
     ScalingRule,
     Text,
+    type_hint,
 )
 from cavity.study.families import read_family
 from cavity.study.formula import parse_formula
@@ -69,10 +70,16 @@ def read_study(path: str | os.PathLike[str], *, allow_models: Collection[str] = 
         StudyError: with all problems, each with its key and line.
     """
     path = Path(path)
+    if path.suffix.lower() == ".csv":
+        raise StudyError(f"{path}: this is a data file; give a study file, such as `cavity study new` writes")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise StudyError(f"{path}: the file is not text in UTF-8") from None
+        raise StudyError(f"{path}: the file is not text in UTF-8; save it so") from None
+    except FileNotFoundError:
+        raise StudyError(f"{path}: file not found; check the path, or write one with `cavity study new`") from None
+    except IsADirectoryError:
+        raise StudyError(f"{path}: this is a folder; give the study file in it") from None
     return parse_study(text, allow_models=allow_models)
 
 
@@ -84,7 +91,10 @@ def parse_study(text: str, *, allow_models: Collection[str] = ()) -> Study:
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deeply nested lists
-        raise StudyError(f"the file cannot be read as TOML: {printable(error)}") from None
+        problem = printable(str(error))
+        raise StudyError(
+            f"the file cannot be read as TOML: {problem}; texts go between quotes, each table and key occurs once"
+        ) from None
     page = Page(text)
     top = Section(page, (), values)
     model = _model(top.section("model", required=True))
@@ -160,7 +170,7 @@ def _columns(section: Section) -> tuple[Column, ...]:
 
 
 def _column(name: str, section: Section) -> Column | None:
-    cls = registry.COLUMNS.get(section.required_word("type", registry.COLUMNS) or "")
+    cls = registry.COLUMNS.get(section.required_word("type", registry.COLUMNS, hint=type_hint) or "")
     choices = [choice.value for choice in Missing if choice != Missing.LEVEL or cls is Category]
     unit = section.text("unit", "")
     missing = Missing(section.word("missing", choices, Missing.REFUSE.value))

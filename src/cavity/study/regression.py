@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import numpy as np
 from cavity.algorithms import PVI
 from cavity.core import Algorithm, Schedule
 from cavity.core.progress import Watcher
+from cavity.core.user_warnings import warn_user
 from cavity.distributions.forms import Form, gaussian_class
 from cavity.errors import DataError, StudyError
 from cavity.fit.run import Fit, run
@@ -26,6 +26,7 @@ from cavity.study.client_weights import (
     without_offset,
 )
 from cavity.study.columns import Column, Missing, ScalingRule, Text
+from cavity.study.data_quality import refuse_same_rows
 from cavity.study.encoding import FormulaEncoding, is_reversible
 from cavity.study.families import Family, make_family
 from cavity.study.findings import refuse
@@ -37,10 +38,12 @@ from cavity.study.priors import NORMAL, SlopePrior
 from cavity.study.regression_priors import chosen_group_prior, chosen_prior
 from cavity.study.rows import Rows, read_rows
 from cavity.study.scaling import ScaledColumn, Scaling, over_its_mean, scaling_from, sums_of
+from cavity.study.spelling import did_you_mean
 from cavity.study.table import Table, as_table
 from cavity.study.validation import left_side_problem
 
 Real = float | int
+IF_MISSING = 'impute them, or drop these rows with missing="drop"'
 MISSING = (Missing.REFUSE.value, Missing.DROP.value)
 
 
@@ -150,6 +153,8 @@ def regression(
         raise StudyError(f"unknown covariance {covariance!r}; choose one of: {', '.join(registry.COVARIANCES)}")
     if missing not in MISSING:
         raise StudyError(f"unknown missing {missing!r}; choose one of: {', '.join(MISSING)}")
+    if not callable(method):
+        raise StudyError(f"method is a function from the model to a method, such as cavity.PVI, not {method!r}")
     if scaling not in list(ScalingRule):
         raise StudyError(
             f"unknown scaling {scaling!r}; choose one of: {', '.join(ScalingRule)}. The scaling of single columns is "
@@ -160,6 +165,7 @@ def regression(
     if problem := left_side_problem(chosen_family, parsed):
         raise StudyError(problem)
     tables = _tables(frames)
+    refuse_same_rows(tables)
     columns = _columns(parsed, tables, chosen_family, dict(levels or {}), Missing(missing))
     rows = _rows((*columns, *weight_column(weights, parsed, tables, Missing(missing))), tables)
     _warn_of_dropped_rows(columns, tables, rows)
@@ -206,7 +212,8 @@ def _refuse_crossed(encoding: FormulaEncoding, rows: Mapping[str, Rows]) -> None
 
 def _tables(frames: Mapping[str, object]) -> dict[str, Table]:
     if not isinstance(frames, Mapping) or not frames:
-        raise DataError("give a dict with at least one client -> data frame")
+        given = "an empty dict" if isinstance(frames, Mapping) else f"a {type(frames).__name__}"
+        raise DataError(f'frames must be a dict of client -> data frame, such as {{"leeds": frame}}, not {given}')
     tables = {}
     for client, frame in frames.items():
         try:
@@ -228,25 +235,40 @@ def _columns(
     for position, name in enumerate(formula.columns):
         for client, table in tables.items():
             if name not in table.columns:
-                raise DataError(f"client {client!r}: column '{name}' not found; it has {', '.join(table.columns)}")
+                hint = did_you_mean(name, table.columns)
+                raise DataError(
+                    f"client {client!r}: column '{name}' not found{hint}; it has {', '.join(table.columns)}"
+                )
         if name in formula.group_columns and name not in (*formula.predictors, *formula.group_predictors):
             columns.append(Text(name=name, missing=missing))  # levels of groups are not agreed
             continue
         cells = [cell for table in tables.values() for cell in table.columns[name]]
         agreed = levels.pop(name, None)
+        if isinstance(agreed, str):
+            raise DataError(f"the levels of '{name}' are a list of texts; give [{agreed!r}, ...]")
         raw = RawColumn(name, cells, None if agreed is None else tuple(map(str, agreed)), missing)
         is_outcome = position < len(formula.outcomes)
-        columns.append(family.outcome_column(raw, position) if is_outcome else guess_predictor(raw))
+        columns.append(_outcome_column(family, raw, position) if is_outcome else guess_predictor(raw))
     if levels:
         raise DataError(f"levels are given for '{next(iter(levels))}', which is not a column of the formula")
     return tuple(columns)
+
+
+def _outcome_column(family: Family, raw: RawColumn, position: int) -> Column:
+    column = family.outcome_column(raw, position)
+    if column.is_numeric and raw.present and not raw.has_numbers:
+        raise DataError(
+            f"column '{raw.name}' holds texts, but the outcome of the family {family.name!r} is a number; for levels "
+            "use the family bernoulli or categorical"
+        )
+    return column
 
 
 def _rows(columns: tuple[Column, ...], tables: Mapping[str, Table]) -> dict[str, Rows]:
     """The rows of every client. Raises DataError."""
     found = {}
     for client, table in tables.items():
-        found[client] = read_rows(columns, table)
+        found[client] = read_rows(columns, table, if_missing=IF_MISSING)
         try:
             refuse(found[client].findings)
         except DataError as error:
@@ -258,7 +280,7 @@ def _warn_of_dropped_rows(columns: tuple[Column, ...], tables: Mapping[str, Tabl
     dropped = {client: len(table) - len(rows[client]) for client, table in tables.items()}
     listed = ", ".join(f"{client} {count} of {len(tables[client])}" for client, count in dropped.items() if count)
     if listed and columns[0].missing == Missing.DROP:
-        warnings.warn(f"rows with missing values are dropped: {listed}", stacklevel=3)
+        warn_user(f"rows with missing values are dropped: {listed}")
 
 
 def _scaling(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,10 @@ from jaxtyping import Float
 from cavity.errors import DataError
 from cavity.study.columns import Column, Missing, as_text
 from cavity.study.findings import Finding, Severity, listed
+from cavity.study.spelling import did_you_mean
 from cavity.study.table import Table
+
+AGREE_TO_DROP = 'impute at the site, or agree on `missing = "drop"`'
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,26 @@ def row_weights(rows: Rows, name: str | None) -> Float[np.ndarray, " n"] | None:
     return weight
 
 
-def read_rows(columns: Sequence[Column], table: Table, *, may_drop: bool = True) -> Rows:
+def read_rows(
+    columns: Sequence[Column], table: Table, *, may_drop: bool = True, if_missing: str = AGREE_TO_DROP
+) -> Rows:
     """Read the columns that a model uses. Other columns of the table are ignored.
 
     Args:
         columns: those to read.
         table: of a site.
         may_drop: whether rows with a missing value may be dropped; otherwise they are errors, whatever the study says.
+        if_missing: what to do about missing values, for messages.
 
     Returns:
         The rows that can be used, and the findings about all rows.
     """
     findings: list[Finding] = []
     if table.broken:
-        message = f"{len(table.broken)} lines have more or fewer fields than the header: " + listed(
-            table.broken, table.counted_as
+        lines = "line has" if len(table.broken) == 1 else "lines have"
+        message = (
+            f"{len(table.broken)} {lines} more or fewer fields than the header: "
+            f"{listed(table.broken, table.counted_as)}; a cell that contains the separator goes between quotes"
         )
         findings.append(Finding(Severity.ERROR, message, rows=table.broken[:10], num_rows=len(table.broken)))
     numbers = np.asarray(table.rows, int)
@@ -97,26 +104,27 @@ def read_rows(columns: Sequence[Column], table: Table, *, may_drop: bool = True)
             message = f"{problem} ({_count(len(rows), 'value')}): {listed(rows, table.counted_as, shown)}"
             findings.append(Finding(Severity.ERROR, message, column.name, tuple(rows[:10]), len(rows)))
         if parsed.missing.any():
-            drop = column.missing == Missing.DROP and may_drop
-            findings.append(_missing(column, numbers[parsed.missing].tolist(), table.counted_as, drop=drop))
+            remedy = None if column.missing == Missing.DROP else if_missing
+            remedy = remedy if may_drop else "impute them, or leave these rows out"
+            findings.append(_missing(column, numbers[parsed.missing].tolist(), table.counted_as, remedy))
             kept &= ~parsed.missing
     if (dropped := int((~kept).sum())) and not any(finding.severity == Severity.ERROR for finding in findings):
         findings.append(Finding(Severity.NOTE, f"{_count(dropped, 'row')} of {len(table)} dropped in total"))
     return Rows({name: column[kept] for name, column in values.items()}, numbers[kept], tuple(findings))
 
 
-def _missing(column: Column, rows: list[int], counted_as: str, *, drop: bool) -> Finding:
+def _missing(column: Column, rows: list[int], counted_as: str, remedy: str | None) -> Finding:
     where, count = listed(rows, counted_as), _count(len(rows), "missing value")
-    if drop:
+    if remedy is None:
         return Finding(Severity.NOTE, f"{count}: {where}; dropped", column.name, tuple(rows[:10]), len(rows))
-    message = f'{count}: {where}; impute at the site, or agree on `missing = "drop"`'
-    return Finding(Severity.ERROR, message, column.name, tuple(rows[:10]), len(rows))
+    return Finding(Severity.ERROR, f"{count}: {where}; {remedy}", column.name, tuple(rows[:10]), len(rows))
 
 
 def _not_found(name: str, table: Table) -> Finding:
-    near = difflib.get_close_matches(name, list(table.columns), 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return Finding(Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}", name)
+    hint = did_you_mean(name, table.columns)
+    return Finding(
+        Severity.ERROR, f"column not found{hint}; the table has {', '.join(table.columns)}; rename it there", name
+    )
 
 
 def _count(number: int, noun: str) -> str:

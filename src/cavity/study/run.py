@@ -25,6 +25,7 @@ from cavity.io.versions import versions
 from cavity.reporting.facts import Facts, facts_of
 from cavity.reporting.report import Report
 from cavity.study.building import client_data, scaling_of, study_algorithm, study_schedule, usable_rows
+from cavity.study.data_quality import refuse_same_rows
 from cavity.study.identity import differences
 from cavity.study.reader import read_study
 from cavity.study.schema import Study
@@ -65,6 +66,7 @@ def run_study(
     """
     if unlike := set(study.clients) ^ set(tables):
         raise DataError(f"give a table for each client of the study, and no others; see {', '.join(sorted(unlike))}")
+    refuse_same_rows(tables)
     _for_each(study, tables, lambda table: usable_rows(study, table))  # report the problems of all clients at once
     scaling = scaling_of(study, [tables[name] for name in study.clients])
     algorithm = study_algorithm(study, scaling)

@@ -6,7 +6,6 @@ required key a placeholder of the right type; `Page.finish` raises before anythi
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
@@ -14,9 +13,18 @@ from typing import TypeVar
 from cavity.errors import CavityError, StudyError
 from cavity.study.line_numbers import line_of, spelled
 from cavity.study.part import Part
+from cavity.study.spelling import did_you_mean
 
 LARGEST = 2**63  # of a whole number in a file
 PLACEHOLDER = "unknown"  # for a required text that is missing
+
+# keys that are easily written into another table: a key belongs to the last table above it
+HOMES = {
+    **dict.fromkeys(("name", "id", "clients", "min_rows", "max_total_rows"), ()),
+    **dict.fromkeys(("formula", "family", "weights", "link"), ("model",)),
+    **dict.fromkeys(("method", "covariance", "damping", "loss"), ("algorithm",)),
+    **dict.fromkeys(("schedule", "rounds", "tolerance", "seed"), ("run",)),
+}
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -89,16 +97,23 @@ class Section:
         value = self._read(key, _any_text, f"one of {', '.join(words)}", None)
         return default if value is None or not self._is_known(key, value, words) else value
 
-    def required_word(self, key: str, words: Collection[str], shown: str = "") -> str | None:
+    def required_word(
+        self,
+        key: str,
+        words: Collection[str],
+        shown: str = "",
+        hint: Callable[[str, Collection[str]], str] | None = None,
+    ) -> str | None:
         """One of the given words; None after a problem.
 
         Args:
             key: of this table.
             words: those that are allowed.
             shown: how a message lists them; by default separated by commas.
+            hint: from a word and the known ones to a hint at what was meant; by default the one that is most alike.
         """
         value = self._required(key, _any_text, f"one of {shown or ', '.join(words)}", "")
-        return value if value and self._is_known(key, value, words, shown) else None
+        return value if value and self._is_known(key, value, words, shown, hint) else None
 
     def whole(self, key: str, default: D, *, least: int = 0) -> int | D:
         """A whole number of at least `least`."""
@@ -199,14 +214,24 @@ class Section:
                 continue
             if new := (renamed or {}).get(key):
                 self.problem(key, f"unknown key {key!r}; use {new!r}")
+            elif (home := HOMES.get(key)) is not None and (*self.path,) != home:
+                place = f"to [{home[0]}]" if home else "above the first table"
+                self.problem(key, f"unknown key {key!r} here; it belongs {place}")
             else:
                 hint = nearest(key, self._known)
                 self.problem(key, f"unknown key {key!r}{hint}; choose one of: {', '.join(self._known)}")
 
-    def _is_known(self, key: str, word: str, words: Collection[str], shown: str = "") -> bool:
+    def _is_known(
+        self,
+        key: str,
+        word: str,
+        words: Collection[str],
+        shown: str = "",
+        hint: Callable[[str, Collection[str]], str] | None = None,
+    ) -> bool:
         if word not in words:
             choices = shown or ", ".join(words)
-            self.problem(key, f"unknown {key} {word!r}{nearest(word, words)}; choose one of: {choices}")
+            self.problem(key, f"unknown {key} {word!r}{(hint or nearest)(word, words)}; choose one of: {choices}")
         return word in words
 
     def _read(self, key: str, read: Callable[[object], T | None], what: str, default: D) -> T | D:
@@ -239,8 +264,7 @@ def as_number(value: object, *, finite: bool = True) -> float | None:
 
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint at the known word that is most like this one, or nothing."""
-    near = difflib.get_close_matches(word, list(known), 1, 0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return did_you_mean(word, known, 0.5)
 
 
 def _any_text(value: object) -> str | None:

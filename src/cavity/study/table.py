@@ -20,6 +20,13 @@ from cavity.errors import DataError
 from cavity.study.columns import Column, ParsedColumn
 
 DELIMITERS = ",;\t"
+SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the first bytes of files that Excel writes
+OTHER_FORMATS = {
+    **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods", ".numbers"), "a spreadsheet cannot be read"),
+    **dict.fromkeys((".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"), "a file of a statistics program"),
+    **dict.fromkeys((".parquet", ".feather", ".arrow", ".json", ".db", ".sqlite"), "this is not a CSV file"),
+    **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".7z"), "a compressed file cannot be read"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,13 +88,24 @@ def read_csv(path: str | os.PathLike[str]) -> Table:
         DataError: the file is not such a CSV file.
     """
     path = Path(path)
+    if kind := OTHER_FORMATS.get(path.suffix.lower()):
+        raise DataError(f"{path}: {kind}; save it as CSV in UTF-8, and give that file")
     try:
+        with open(path, "rb") as file:
+            if file.read(4) in SPREADSHEETS:
+                raise DataError(f"{path}: a spreadsheet cannot be read; save it as CSV in UTF-8, and give that file")
         with open(path, encoding="utf-8-sig", newline="") as file:
             return _read(path, file.read())
+    except FileNotFoundError:
+        raise DataError(f"{path}: file not found; check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: this is a folder; give a CSV file in it") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: the file is not text in UTF-8; save it as CSV in UTF-8") from None
     except csv.Error as error:
-        raise DataError(f"{path}: the file cannot be read as CSV ({error})") from None
+        raise DataError(
+            f"{path}: the file cannot be read as CSV ({error}); check for a quote without its end"
+        ) from None
 
 
 def _read(path: Path, text: str) -> Table:
@@ -99,6 +117,8 @@ def _read(path: Path, text: str) -> Table:
         raise DataError(f"{path}: no header; the first line must name the columns")
     if twice := {name for name in header if header.count(name) > 1}:
         raise DataError(f"{path}: the header has column {sorted(twice)[0]!r} twice; every column needs its own name")
+    if len(header) == 1 and "|" in header[0]:
+        raise DataError(f"{path}: the header is {header[0]!r}; separate columns by commas, semicolons or tabs")
     cells, rows, broken, line = [], [], [], reader.line_num + 1
     for fields in reader:
         if len(fields) == len(header):
@@ -131,7 +151,12 @@ def as_table(value: object) -> Table:
         case DataFrame():
             given = {name: value[name] for name in value.columns}
         case _:
-            raise DataError(f"data must be a dict of columns or a data frame, not a {type(value).__name__}")
+            hint = (
+                "; read the file first, for example with pandas.read_csv"
+                if isinstance(value, (str, os.PathLike))
+                else ""
+            )
+            raise DataError(f"data must be a dict of columns or a data frame, not a {type(value).__name__}{hint}")
     columns = {str(name): _cells(str(name), column) for name, column in given.items()}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:

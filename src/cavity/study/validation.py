@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from cavity.study.families.family import Family
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.nesting import several_groups_problem
 from cavity.study.schema import Study
+from cavity.study.spelling import did_you_mean
 
 Path = tuple[str, ...]
 FULL_ONLY = 'a formula with group terms has a posterior of full covariance; use "full"'
@@ -33,8 +33,7 @@ def contradictions(study: Study) -> Iterator[tuple[Path, str]]:
         return
     undeclared = [name for name in formula.columns if name not in columns]
     for name in undeclared:
-        near = difflib.get_close_matches(name, list(columns), 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, columns)
         yield ("model", "formula"), f"undeclared column '{name}'{hint}; declare it in a table [columns.{name}]"
     if undeclared:
         return
@@ -108,7 +107,10 @@ def _groups(study: Study, formula: Formula) -> Iterator[tuple[Path, str]]:
     group = None if study.prior is None else study.prior.group
     for name, _ in () if group is None else group.sd_scales:
         if name not in names:
-            yield ("prior", "sd_scales", name), f"unknown effect {name!r}; choose one of: {', '.join(names)}"
+            yield (
+                ("prior", "sd_scales", name),
+                f"unknown effect {name!r}{did_you_mean(name, names)}; choose one of: {', '.join(names)}",
+            )
 
 
 def left_side_problem(family: Family, formula: Formula) -> str | None:
@@ -152,6 +154,7 @@ def _prior(study: Study) -> Iterator[tuple[Path, str]]:
     single = [("prior", "scales", name) for name, _ in study.prior.scales]
     for path in (*single, *(("priors", name) for name, _ in study.prior.priors)):
         if path[-1] not in names:
-            yield path, f"unknown coefficient {path[-1]!r}; choose one of: {', '.join(names)}"
+            hint = did_you_mean(path[-1], names)
+            yield path, f"unknown coefficient {path[-1]!r}{hint}; choose one of: {', '.join(names)}"
     if not study.prior.is_normal and study.algorithm.method == "fedgvi":
         yield ("prior", "family"), "fedgvi takes normal priors; use pvi"

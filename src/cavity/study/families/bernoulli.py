@@ -15,6 +15,8 @@ from cavity.study.families.regression_family import RegressionFamily
 from cavity.study.guessing import RawColumn
 from cavity.study.sections import Section
 
+MANY = 5  # different numbers; fewer are shown with their rows
+
 
 @dataclass(frozen=True)
 class Bernoulli(RegressionFamily):
@@ -30,6 +32,7 @@ class Bernoulli(RegressionFamily):
     name: ClassVar[str] = "bernoulli"
     aliases: ClassVar[tuple[str, ...]] = ("logistic",)
     title: ClassVar[str] = "logistic regression"
+    is_binary: ClassVar[bool] = True
     ratio: ClassVar[str | None] = "odds ratio"
     draft_model: ClassVar[str] = '# link = "probit"  # or "cloglog"; without it "logit"\n'
 
@@ -64,7 +67,7 @@ class Bernoulli(RegressionFamily):
                 return None
         return (
             f"the outcome of {self.description} is boolean, a category of two levels, or 0 and 1; a column that is "
-            "coded 1 and 2 is a category with levels = [1, 2]"
+            "coded 1 and 2 is a category with levels = [1, 2]; for more levels use categorical or ordinal"
         )
 
     def outcome_column(self, raw: RawColumn, position: int) -> Column:
@@ -73,6 +76,11 @@ class Bernoulli(RegressionFamily):
                 raise DataError(
                     f"column '{raw.name}' is coded 1 and 2; code it as 0 and 1, or give its levels, the first of which "
                     f'means 0: levels={{"{raw.name}": ["1", "2"]}}'
+                )
+            if len(set(raw.present) - {0, 1}) > MANY:
+                raise DataError(
+                    f"column '{raw.name}' has many numbers other than 0 and 1, so it is no outcome of "
+                    f'{self.description}; choose another family, such as family="gaussian"'
                 )
             return Integer(name=raw.name, missing=raw.missing, range=(0.0, 1.0))
         return raw.category()

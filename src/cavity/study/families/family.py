@@ -59,6 +59,7 @@ class Family(abc.ABC):
         ratio: what exp(coefficient) is ("odds ratio"), or None.
         slope_scale: the default standard deviation of a slope's prior.
         intercept_scale: that of an intercept.
+        is_binary: whether the outcome is 0 or 1, so that predictors may separate it.
         same_sums_everywhere: whether a client's factor does not depend on the posterior that it is asked about.
         needs_all_levels: whether every level of the outcome must occur at some client. Each client says which levels it
             has, and no counts.
@@ -76,6 +77,7 @@ class Family(abc.ABC):
     ratio: ClassVar[str | None] = None
     slope_scale: ClassVar[float] = SLOPE_SCALE
     intercept_scale: ClassVar[float] = INTERCEPT_SCALE
+    is_binary: ClassVar[bool] = False
     same_sums_everywhere: ClassVar[bool] = False
     needs_all_levels: ClassVar[bool] = False
     draft_model: ClassVar[str] = ""

@@ -19,9 +19,10 @@ from cavity.study.families.negative_binomial import NegativeBinomial
 from cavity.study.families.ordinal import Ordinal
 from cavity.study.families.piecewise_exponential import PiecewiseExponential
 from cavity.study.families.poisson import Poisson
+from cavity.study.families.spellings import family_hint
 from cavity.study.families.student_t import StudentT
 from cavity.study.formula import OUTCOME_FUNCTIONS
-from cavity.study.sections import Section, nearest
+from cavity.study.sections import Section
 
 FamilyClass = TypeVar("FamilyClass", bound=type[Family])
 
@@ -59,7 +60,7 @@ def families() -> tuple[type[Family], ...]:
 def family_class(name: str) -> type[Family]:
     """The family of a name or an alias. Raises StudyError."""
     if name not in _FAMILIES:
-        raise StudyError(f"unknown family {name!r}{nearest(name, _FAMILIES)}; choose one of: {_listed()}")
+        raise StudyError(f"unknown family {name!r}{family_hint(name, _FAMILIES)}; choose one of: {_listed()}")
     return _FAMILIES[name]
 
 
@@ -87,7 +88,7 @@ def make_family(family: str | Family, settings: Mapping[str, object]) -> Family:
 
 def read_family(section: Section) -> Family | None:
     """The family of `[model]` with its settings; None, with a problem in the section, if there is none."""
-    word = section.required_word("family", _FAMILIES, _listed())
+    word = section.required_word("family", _FAMILIES, _listed(), hint=family_hint)
     if word is None:
         section.ignore(*(key for cls in families() for key in _keys(cls)))
         return None

@@ -33,6 +33,7 @@ from cavity.study.priors import (
     SlopePrior,
     default_scale,
 )
+from cavity.study.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,9 @@ def coefficient_scales(family: Family, encoding: FormulaEncoding, prior: PriorCh
     design = encoding.design
     given = {*dict(prior.scales), *dict(prior.priors)}
     if unknown := sorted(given - set(design.names)):
-        raise StudyError(f"prior for an unknown coefficient {unknown[0]!r}; choose one of: {', '.join(design.names)}")
+        hint = did_you_mean(unknown[0], design.names)
+        names = ", ".join(design.names)
+        raise StudyError(f"prior for an unknown coefficient {unknown[0]!r}{hint}; choose one of: {names}")
     units = {column.name: column.scale for column in encoding.scaling.design}
     slopes = []
     for name in design.names:

@@ -19,6 +19,7 @@ class SurvivalFamily(Family):
     """A family whose outcome is a time that may be censored, and may start late."""
 
     outcome_function: ClassVar[str | None] = "Surv"
+    left_hint: ClassVar[str] = ", as in `Surv(time, status) ~ age`"
 
     def outcome_problem(self, outcome: tuple[Column, ...]) -> str | None:
         if len(outcome) not in NUM_COLUMNS:

@@ -22,19 +22,35 @@ ROW_FUNCTIONS: Mapping[str, Callable[..., np.ndarray | np.float64]] = {
     "log2": np.log2,
 }
 POWERS = range(2, 11)
-_CATEGORY = "declare the column as a category with its levels"
+_CATEGORY = "declare the column as a category with its levels; in Python give `levels`"
+_SMOOTH = (
+    "it would choose knots from the rows of each site; write `ns({x}, knots=[40, 60], range=[18, 100])` for a natural "
+    "spline, or `bs(...)`"
+)
+_GROUPS = "write effects that vary between groups as `(1 | g)`"
+_ADD_COLUMN = "add a column to the data at each site instead"
 _BY_SITE = "its result would depend on the rows of each site; use the study's `scaling`"
 _SPLINE = "it is a term of its own, which can be multiplied with others but not computed with"
 REMEDIES = {
-    "C": _CATEGORY,
-    "factor": _CATEGORY,
+    "poly": "its result would depend on the rows of each site; write `{x} + I({x} ** 2)`",
+    "log1p": "write `log(1 + {x})`",
+    "np.log": "write `log({x})`",
+    "np.exp": "write `exp({x})`",
+    "ln": "write `log({x})`, which is the natural logarithm",
+    "square": "write `I({x} ** 2)`",
+    "strata": "strata within a client are not available; add the column as a predictor",
     "Q": "write the column between backticks",
     "offset": "an offset can only be added to the formula, as in `y ~ x + offset(log(time))`",
     "stratified": "it can only be added to the formula, as in `y ~ x + stratified(age)`",
     "Surv": "it is the outcome of a survival model, on the left of `~`",
     "bs": _SPLINE,
     "ns": _SPLINE,
-} | dict.fromkeys(("cc", "center", "cr", "cs", "hashed", "lag", "poly", "scale", "standardize"), _BY_SITE)
+}
+REMEDIES |= dict.fromkeys(("C", "factor", "as.factor", "ordered"), _CATEGORY)
+REMEDIES |= dict.fromkeys(("s", "te", "ti", "t2", "rcs", "pspline", "lo", "cr", "cc", "cs"), _SMOOTH)
+REMEDIES |= dict.fromkeys(("cluster", "frailty", "random", "re"), _GROUPS)
+REMEDIES |= dict.fromkeys(("cut", "ifelse", "sqrt", "abs", "min", "max", "round", "as.numeric"), _ADD_COLUMN)
+REMEDIES |= dict.fromkeys(("center", "hashed", "lag", "scale", "standardize"), _BY_SITE)
 # Precedence as in Python, so that a name such as `I((a + b) * c)` has only the brackets that it needs.
 _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)
 
@@ -69,10 +85,19 @@ def _check_call(text: str, call: Call) -> None:
     name = call.function
     if name not in ROW_FUNCTIONS:
         remedy = REMEDIES.get(name, f"a formula may use {', '.join(ROW_FUNCTIONS)}; add a column to the data instead")
-        raise refusal(text, call.at, f"{name}() cannot be used: {remedy}")
+        raise refusal(text, call.at, f"{name}() cannot be used: {remedy.replace('{x}', _first_column(call))}")
     if len(call.arguments) != 1 or call.arguments[0].keyword is not None:
         raise refusal(text, call.at, f"{name}() takes one argument")
     check(text, call.arguments[0].value)
+
+
+def _first_column(call: Call) -> str:
+    """The column that a call is about, for a message."""
+    match call.arguments[0].value if call.arguments else None:
+        case Name(name=name):
+            return name
+        case _:
+            return "x"
 
 
 def write(node: Node, least: int = _SUM, *, quote: bool = False) -> str:

@@ -30,6 +30,7 @@ from cavity.study.formula.tokens import Token, refusal, tokenize
 from cavity.study.formula.tree import Argument, Bar, Braces, Call, Chain, Items, Name, Node, Number, Power, Signed, Sum
 
 MAX_DEPTH = 30
+SMALL_POWERS = tuple(map(str, range(2, 11)))  # those that an expression may have
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 T = TypeVar("T")
 
@@ -104,6 +105,7 @@ class _Parser:
         return Chain(first, tuple(rest), at=first.at) if rest else first
 
     def _power(self) -> Node:
+        start, in_brackets = self._token.at, self._token.kind == "operator"
         base = self._atom()
         if not self._sees("**", "^"):
             return base
@@ -111,6 +113,12 @@ class _Parser:
         exponent = self._atom()
         if self._sees("**", "^"):
             raise self._refused("a power of a power of terms; write one power")
+        match base, exponent.literal:
+            case Name(name=name), str() as power if not in_brackets and power in SMALL_POWERS:
+                written = f"`I({name} ** {power})`"
+                raise refusal(
+                    self._text, start, f"here this means {name} itself, as in R; write {written} for the power"
+                )
         return Power(base, exponent, at=base.at)
 
     def _atom(self) -> Node:
@@ -175,7 +183,7 @@ class _Parser:
             return Signed(sign, self._deeper(self._factor), at=at)
         base = self._operand()
         if self._sees("^"):
-            raise self._refused("write `**` for the power of a number")
+            raise self._refused("write `**` for the power of a number, as in `I(age ** 2)`")
         if not self._sees("**"):
             return base
         self._take()
@@ -213,6 +221,8 @@ class _Parser:
                 self._expect("=")
             value = self._items() if self._sees("[") else self._value()
             arguments.append(Argument(value, keyword, at=token.at))
+            if self._token.kind == "end":
+                raise self._unexpected(", where `)` should be")
             if not self._sees(")"):
                 self._expect(",")
         return tuple(arguments)

@@ -35,6 +35,8 @@ REASONS = {
     "%": "the only operator between percent signs is %in%",
     "'": "a formula may not have texts; names with spaces go between backticks",
     '"': "a formula may not have texts; names with spaces go between backticks",
+    **dict.fromkeys("<>!&", "a comparison is not available; add a column to the data at each site"),
+    "$": "write the name of the column alone",
     "#": "a formula may not have comments",
 }
 

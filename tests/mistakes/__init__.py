@@ -1,0 +1,1 @@
+"""Plausible mistakes, one per line: each message names the place and gives the remedy, without a stack trace."""
