@@ -66,7 +66,7 @@ def _range(orders: tuple[int, ...]) -> str:
 
 
 def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data: Data) -> Data:
-    """As `likelihood.rows_near`, with orders for the first Z_G."""
+    """As `likelihood.rows_near`, with points placed at the first Z_G."""
     finite = jnp.all(jnp.isfinite(z))
     z = jnp.where(finite, z, 0.0)
     orders = orders_of(model, rule)
@@ -83,7 +83,8 @@ def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data
         stretch=jnp.where(usable[:, None, None], stretch, plain.stretch),
     )
     if rule.order is None:
-        near = near._replace(level=jnp.where(finite, _levels(model, z[0], data, near, orders), plain.level))
+        needed = jax.lax.map(lambda z: _levels(model, z, data, near, orders), z)
+        near = near._replace(level=jnp.where(finite, jnp.max(needed, axis=0), plain.level))
     return replace(data, batch=near)
 
 
@@ -129,7 +130,7 @@ def refinement(
     """As `likelihood.refinement`, with the orders of the smaller groups."""
     assert data.units is not None
     present = jnp.asarray(data.units.weight) > 0
-    near = rows_near(model, rule, z, data).batch
+    near = rows_near(model, rule, z[:1], data).batch
     orders = orders_of(model, rule)
     if rule.order is None:
         last = jnp.asarray([len(each) - 1 for each in orders])
