@@ -22,8 +22,10 @@ import numpyro.distributions as dist
 
 from cavity.algorithms import PVI
 from cavity.evaluation import diagnostics
+from cavity.evaluation.verdict import LIMIT
 from cavity.fit.run import Fit, run
 from cavity.models import numpyro_model
+from cavity.models.mixed.marginal import MarginalModel
 from cavity_experiments import mixed_models as mixed
 from cavity_experiments import sources
 from cavity_experiments.mixed_coverage import coverage
@@ -147,19 +149,20 @@ def _pooled(
     """The fit of all rows at one client, and its errors by importance weights, or by NUTS where these fail."""
     fit = run(study.algorithm(), {"all": study.columns}, tolerance=1e-9)
     verdict, sd = fit.verdict, np.sqrt(np.diag(np.asarray(fit.posterior.covariance)))
-    names = fit.algorithm.model.parameter_names
+    known = bool(verdict.means) and verdict.pareto_k < LIMIT
     off, ratio = {}, {}
-    for at, mean, own in zip(names, np.asarray(fit.posterior.mean), sd, strict=True):
-        off[at] = abs(mean - verdict.means[at]) / verdict.sds[at] if verdict.means else float("nan")
-        ratio[at] = abs(own / verdict.sds[at] - 1) if verdict.sds else float("nan")
+    names = zip(_in_order(fit), fit.algorithm.model.parameter_names, strict=True)
+    for (at, key), mean, own in zip(names, np.asarray(fit.posterior.mean), sd, strict=True):
+        off[at] = abs(mean - verdict.means[key]) / verdict.sds[key] if known else float("nan")
+        ratio[at] = abs(own / verdict.sds[key] - 1) if known else float("nan")
         journal.row(
             "accuracy", study=name, parameter=at, mean=float(mean), sd=float(own), off=off[at], sd_off=ratio[at]
         )
     journal.say(f"{name}: {verdict}")
     journal.row("verdicts", study=name, verdict=verdict.verdict, pareto_k=verdict.pareto_k, rounds=len(fit.history))
-    if size is Size.FULL or not verdict.means:
+    if size is Size.FULL or not known:
         rows = _against_nuts(journal, name, study, fit, 2000 if size is Size.FULL else 1000, seed)
-        if not verdict.means:  # fixed effects have the same scale in both; others are compared on their natural scale
+        if not known:  # fixed effects have the same scale in both; others are compared on their natural scale
             off = {row["parameter"]: row["off_by_sds"] for row in rows}
             ratio = {row["parameter"]: abs(row["sd_ratio"] - 1) for row in rows}
             rough = max(max(off.values()), max(ratio.values()))
@@ -176,6 +179,16 @@ def _pooled(
     journal.check(f"mixed {name}: means of {which}", mean_off, f"< {means} sd", mean_off < means)
     journal.check(f"mixed {name}: sds of {which}", sd_off, f"< {sds:.0%}", sd_off < sds)
     return fit
+
+
+def _in_order(fit: Fit) -> list[str]:
+    """A name per entry of the posterior, in its order: that in which the model's function has its sites."""
+    model = fit.algorithm.model
+    assert isinstance(model, MarginalModel)
+    found = []
+    for name, value in model.constrain(jnp.asarray(fit.posterior.mean)).items():
+        found += [name] if np.ndim(value) == 0 else [f"{name}[{i}]" for i in range(np.size(value))]
+    return found
 
 
 def _rounds(
