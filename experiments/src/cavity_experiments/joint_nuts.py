@@ -3,7 +3,8 @@
     log p(Z_G, z)  =  log p(Z_G) + sum over clients and units of  log p(y_u, z_u | Z_G)
 
 All clients' rows are used at once. The model is that of a fit, with its scaling and its priors, so the draws are the
-reference for the fit's own approximation: of the integral, of the Gaussian, and of the rounds.
+reference for the fit's own approximation: of the integral, of the Gaussian, and of the rounds. Where groups are within
+groups, z has the latents of both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jax.scipy.stats import norm
+from jaxtyping import Array, PyTree
 from numpyro.diagnostics import summary as chain_summary
 from numpyro.infer import MCMC, NUTS
 
@@ -23,6 +25,8 @@ from cavity.core import Data, LatentModel
 from cavity.errors import CavityError
 from cavity.fit import method
 from cavity.fit.run import Fit
+from cavity.models.mixed.grouped_regression import GroupedRegression
+from cavity.models.mixed.nested_modes import rows_of
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,40 @@ def latent_model(fit: Fit) -> LatentModel:
     return marginal.latent
 
 
-def joint_density(model: LatentModel, clients: dict[str, Data], z: dict[str, Array]) -> Array:
+def joint_density(model: LatentModel, clients: dict[str, Data], z: dict[str, PyTree]) -> Array:
     """Log p(Z_G, z, y), up to no constant; `z` has the shared latents under "shared", and those of each client."""
     shared = z["shared"]
     total = model.log_prior(model.theta, shared)
     for name, data in clients.items():
         assert data.units is not None
+        if (nested := _nested(model)) is not None:
+            total = total + _of_both_groups(nested, shared, z[name], data)
+            continue
         each = model.log_joint(model.theta, shared, z[name], data, jax.random.key(0))
         total = total + jnp.sum(jnp.where(jnp.asarray(data.units.weight) > 0, each, 0.0))
     return total
+
+
+def _nested(model: LatentModel) -> GroupedRegression | None:
+    """The model, where its groups are within groups."""
+    return model if isinstance(model, GroupedRegression) and model.num_inner else None
+
+
+def _of_both_groups(model: GroupedRegression, shared: Array, z: tuple[Array, Array], data: Data) -> Array:
+    """Log p(y, v, u | Z_G): `log_joint` would integrate the u of the smaller groups out, which takes far longer."""
+    outer, inner = z
+    rows = rows_of(model, model.loadings(shared, data.batch), data)
+    parts = rows.parts
+    f = parts.fixed + jnp.sum(parts.outer * outer[rows.unit], axis=1) + jnp.sum(parts.inner * inner[rows.inner], axis=1)
+    return jnp.sum(rows.log_prob(f, rows.family())) + jnp.sum(norm.logpdf(outer)) + jnp.sum(norm.logpdf(inner))
+
+
+def _zeros(model: LatentModel, data: Data, chains: int) -> PyTree:
+    """Where each chain starts, in the latents of a client."""
+    assert data.units is not None
+    outer = jnp.zeros((chains, len(data.units.weight), model.num_local))
+    nested = _nested(model)
+    return outer if nested is None else (outer, jnp.zeros((chains, len(data.weight), nested.num_inner)))
 
 
 def by_nuts(fit: Fit, *, num_draws: int, seed: int, num_warmup: int = 1000, chains: int = 4) -> Reference:
@@ -84,9 +113,7 @@ def by_nuts(fit: Fit, *, num_draws: int, seed: int, num_warmup: int = 1000, chai
         key, at_key = jax.random.split(jax.random.key(seed))
         mean, sd = np.asarray(fit.posterior.mean), np.sqrt(np.diag(np.asarray(fit.posterior.covariance)))
         start: dict[str, Any] = {"shared": mean + sd * jax.random.normal(at_key, (chains, len(mean)))}
-        for name, data in clients.items():
-            assert data.units is not None
-            start[name] = jnp.zeros((chains, len(data.units.weight), model.num_local))
+        start |= {name: _zeros(model, data, chains) for name, data in clients.items()}
         kernel = NUTS(potential_fn=lambda z: -joint_density(model, clients, z), target_accept_prob=0.9)
         sampler = MCMC(
             kernel,

@@ -2,8 +2,9 @@
 
 Clients integrate their random effects out, so that their entries are Gaussians of the shared parameters. The pooled
 fit is that of one client with all rows. Its own error is measured against the posterior by importance weights
-(`Fit.verdict`), whose Pareto k is reported; in full size also against NUTS on pooled rows. Then models by formula
-against NUTS, the exchanges that SFVI needs, and the coverage of intervals.
+(`Fit.verdict`), whose Pareto k is reported; where they give no corrected values, and in full size for all studies,
+against NUTS on pooled rows. Then models by formula against NUTS, the exchanges that SFVI needs, and the coverage of
+intervals.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import numpyro.distributions as dist
 
 from cavity.algorithms import PVI
 from cavity.evaluation import diagnostics
+from cavity.evaluation.verdict import LIMIT
 from cavity.fit.run import Fit, run
 from cavity.models import numpyro_model
+from cavity.models.mixed.marginal import MarginalModel
 from cavity_experiments import mixed_models as mixed
 from cavity_experiments import sources
 from cavity_experiments.mixed_coverage import coverage
@@ -115,7 +118,7 @@ def studies() -> dict[str, Study]:
 
 
 def marginal_models(journal: Journal, size: Size, seed: int) -> None:
-    """Rounds by the number of clients, then accuracy of the pooled fit; quick has six cities over 2 and 10 clients."""
+    """Rounds by the number of clients, and accuracy of the pooled fit; the quick form has toenail over two clients."""
     quick = size is Size.QUICK
     with jax.enable_x64(True):
         every = studies()
@@ -124,43 +127,68 @@ def marginal_models(journal: Journal, size: Size, seed: int) -> None:
             priors="N(0, 10^2) or N(0, 5^2) on fixed effects; N(0, 10^2) on log sds, or half-normal on sds",
             seed=seed,
         )
-        for name in ("six cities",) if quick else ("six cities", "toenail"):
-            pooled = _pooled(journal, name, every[name], MEANS, SDS, whole=True)
-            for count in (2, 10) if quick else ROUNDS:
-                _rounds(journal, name, every[name], pooled, count, seed)
+        for name in ("toenail",) if quick else ("six cities", "toenail"):
             study = every[name]
-            exchanges(journal, name, pooled, study.algorithm(), study.clients(10, seed), size, seed)
-            if size is Size.FULL:
-                _against_nuts(journal, name, every[name], pooled, seed)
-        for name in () if quick else ("radon, intercepts", "radon, slopes", "contraception"):
-            pooled = _pooled(journal, name, every[name], FIXED_MEANS, FIXED_SDS, whole=False)
+            pooled = _pooled(journal, name, study, MEANS, SDS, size, seed, whole=True)
+            for count in (2,) if quick else ROUNDS:
+                _rounds(journal, name, study, pooled, count, seed)
+            if not quick:
+                exchanges(journal, name, pooled, study.algorithm(), study.clients(10, seed), size, seed)
+        if quick:
+            return
+        for name in ("radon, intercepts", "radon, slopes", "contraception"):
+            pooled = _pooled(journal, name, every[name], FIXED_MEANS, FIXED_SDS, size, seed, whole=False)
             _rounds(journal, name, every[name], pooled, 10, seed, within=MOST_ROUNDS)
-            if size is Size.FULL:
-                _against_nuts(journal, name, every[name], pooled, seed)
-        mixed_formulas(journal, size, seed, ("hospital stays",) if quick else tuple(formula_studies()))
+        mixed_formulas(journal, size, seed, tuple(formula_studies()))
         coverage(journal, size, seed)
 
 
-def _pooled(journal: Journal, name: str, study: Study, means: float, sds: float, *, whole: bool) -> Fit:
-    """The fit of all rows at one client, and its errors by importance weights."""
+def _pooled(
+    journal: Journal, name: str, study: Study, means: float, sds: float, size: Size, seed: int, *, whole: bool
+) -> Fit:
+    """The fit of all rows at one client, and its errors by importance weights, or by NUTS where these fail."""
     fit = run(study.algorithm(), {"all": study.columns}, tolerance=1e-9)
     verdict, sd = fit.verdict, np.sqrt(np.diag(np.asarray(fit.posterior.covariance)))
-    names = fit.algorithm.model.parameter_names
+    known = bool(verdict.means) and verdict.pareto_k < LIMIT
     off, ratio = {}, {}
-    for at, mean, own in zip(names, np.asarray(fit.posterior.mean), sd, strict=True):
-        off[at] = abs(mean - verdict.means[at]) / verdict.sds[at] if verdict.means else float("nan")
-        ratio[at] = abs(own / verdict.sds[at] - 1) if verdict.sds else float("nan")
+    names = zip(_in_order(fit), fit.algorithm.model.parameter_names, strict=True)
+    for (at, key), mean, own in zip(names, np.asarray(fit.posterior.mean), sd, strict=True):
+        off[at] = abs(mean - verdict.means[key]) / verdict.sds[key] if known else float("nan")
+        ratio[at] = abs(own / verdict.sds[key] - 1) if known else float("nan")
         journal.row(
             "accuracy", study=name, parameter=at, mean=float(mean), sd=float(own), off=off[at], sd_off=ratio[at]
         )
-    judged = [at for at in names if whole or at.split("[")[0] in study.fixed]
-    which = "all parameters" if whole else "fixed effects"
-    mean_off, sd_off = max(off[at] for at in judged), max(ratio[at] for at in judged)
     journal.say(f"{name}: {verdict}")
     journal.row("verdicts", study=name, verdict=verdict.verdict, pareto_k=verdict.pareto_k, rounds=len(fit.history))
+    if size is Size.FULL or not known:
+        rows = _against_nuts(journal, name, study, fit, 2000 if size is Size.FULL else 1000, seed)
+        if not known:  # fixed effects have the same scale in both; others are compared on their natural scale
+            off = {row["parameter"]: row["off_by_sds"] for row in rows}
+            ratio = {row["parameter"]: abs(row["sd_ratio"] - 1) for row in rows}
+            rough = max(max(off.values()), max(ratio.values()))
+            said = verdict.verdict not in ("exact for practical purposes", "good")
+            journal.check(
+                f"mixed {name}: the verdict says where the Gaussian is rough",
+                rough,
+                "not good where a parameter is 10 % off",
+                said or rough < 0.1,
+            )
+    judged = [at for at in off if whole or at.split("[")[0] in study.fixed]
+    which = "all parameters" if whole else "fixed effects"
+    mean_off, sd_off = max(off[at] for at in judged), max(ratio[at] for at in judged)
     journal.check(f"mixed {name}: means of {which}", mean_off, f"< {means} sd", mean_off < means)
     journal.check(f"mixed {name}: sds of {which}", sd_off, f"< {sds:.0%}", sd_off < sds)
     return fit
+
+
+def _in_order(fit: Fit) -> list[str]:
+    """A name per entry of the posterior, in its order: that in which the model's function has its sites."""
+    model = fit.algorithm.model
+    assert isinstance(model, MarginalModel)
+    found = []
+    for name, value in model.constrain(jnp.asarray(fit.posterior.mean)).items():
+        found += [name] if np.ndim(value) == 0 else [f"{name}[{i}]" for i in range(np.size(value))]
+    return found
 
 
 def _rounds(
@@ -183,11 +211,16 @@ def _kl_to(pooled: Fit, posterior: Any) -> float:
     return diagnostics.kl(posterior, pooled.posterior)
 
 
-def _against_nuts(journal: Journal, name: str, study: Study, pooled: Fit, seed: int) -> None:
+def _against_nuts(
+    journal: Journal, name: str, study: Study, pooled: Fit, num_draws: int, seed: int
+) -> list[dict[str, Any]]:
     """The summary of the pooled fit beside NUTS, on the model's own scale."""
     columns: Mapping[str, Any] = study.columns
     if study.num_units is not None and study.unit is not None:
         columns = {**columns, study.num_units: len(np.unique(study.columns[study.unit]))}
-    reference, r_hat, ess = mixed.by_nuts(study.function, columns, num_draws=2000, seed=seed)
-    for row in mixed.compared(pooled.summary(), reference):
+    reference, r_hat, ess = mixed.by_nuts(study.function, columns, num_draws=num_draws, seed=seed)
+    rows = mixed.compared(pooled.summary(), reference)
+    for row in rows:
         journal.row("nuts", study=name, r_hat=r_hat, ess=ess, **row)
+    journal.check(f"mixed {name}: R-hat of NUTS", r_hat, "< 1.02", r_hat < 1.02)
+    return rows

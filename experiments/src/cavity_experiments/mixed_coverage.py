@@ -18,7 +18,7 @@ from cavity_experiments.sources import Columns
 FIXED = {"intercept": -0.5, "x1": 0.8, "x2": -0.4}
 SD, LEVEL = 1.0, 0.9
 NUM_CLIENTS, NUM_GROUPS, GROUP_SIZE = 5, 12, 6
-REPLICATIONS = 1000
+REPLICATIONS, BLOCK = 1000, 100  # of which so many from one line of progress to the next
 LOWEST, HIGHEST = 0.87, 0.93
 
 
@@ -54,6 +54,9 @@ def coverage(journal: Journal, size: Size, seed: int) -> None:
         inside, needed = covered(simulated(rng))
         found.append(inside)
         rounds.append(needed)
+        if len(found) % BLOCK == 0:
+            shares = {name: round(float(np.mean([each[name] for each in found])), 3) for name in inside}
+            journal.say(f"{len(found)} replications: {shares}")
     for name in (*FIXED, "1|ward_sigma"):
         share = float(np.mean([inside[name] for inside in found]))
         error = np.sqrt(share * (1 - share) / count)

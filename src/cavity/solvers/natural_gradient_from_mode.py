@@ -40,6 +40,7 @@ from cavity.solvers.requirements import require_family, require_multiple_of_kl
 
 T = TypeVar("T", bound=eqx.Module)
 SMALLEST_STEP = 2.0**-30
+SMALLEST_INEXACT = 2.0**-6  # of a loss with a resolution: shorter steps fail where its derivative is not exact enough
 NEAR = 0.5  # nats: KL of an undamped step from the posterior, below which no mode is searched
 SHARE = 1e-5  # of KL(answer : posterior) is small enough a step
 MODE_STEPS = 40
@@ -165,7 +166,7 @@ class NaturalGradientFromMode(Solver):
         return state.gap < jnp.maximum(jnp.maximum(tolerance, state.resolution), SHARE * state.way)
 
     def done(self, state: FromModeState) -> Bool[Array, ""]:
-        stuck = state.step_size < SMALLEST_STEP
+        stuck = state.step_size < jnp.where(state.resolution > 0, SMALLEST_INEXACT, SMALLEST_STEP)
         return self._small(state) | (state.steps >= self.max_steps) | stuck
 
     def result(self, problem: Problem, state: FromModeState) -> Solution:

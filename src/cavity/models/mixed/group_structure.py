@@ -87,6 +87,12 @@ class GroupStructure(LatentModel):
         correlations = (name for effects in self.effects for name in effects.correlation_names)
         return (*self.fixed_names, *self.family_names, *sds, *correlations)
 
+    @property
+    def is_log_sd(self) -> np.ndarray:
+        """Of each parameter, whether it is the log of a standard deviation between groups."""
+        place = np.arange(self.num_global) - len(self.fixed_names) - len(self.family_names)
+        return (place >= 0) & (place < self._is_learned.sum())
+
     def _split(self, z: Float[Array, " g"]) -> tuple[Array, Array, Array, list[Array]]:
         """Fixed effects, further predictors, log sds, and the correlation parameters of each term."""
         sizes = [len(self.fixed_names), len(self.family_names), int(self._is_learned.sum())]

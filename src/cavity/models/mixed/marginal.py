@@ -33,6 +33,7 @@ from cavity.models.numpyro.globals_only import as_rows
 from cavity.models.numpyro.latent_model import NumpyroModel
 from cavity.models.prediction import DEFAULT_DRAWS, Prediction, prediction_from_draws
 
+WIDER = 0.5  # by which logs of sds are raised where orders of nested groups are compared, or two sds if that is less
 REACH = 0.3  # from the posterior mean along each parameter, or one sd if that is less: where orders are compared
 
 
@@ -91,10 +92,12 @@ class MarginalModel(PredictiveModel):
     def rows_near(self, posterior: Gaussian, data: Data) -> Data:
         if _is_servers(data.batch):
             return data
-        mean, sds = posterior.mean, jnp.diag(jnp.minimum(jnp.sqrt(posterior.variance), REACH))
-        points = jnp.concatenate([mean[None], mean + sds, mean - sds])
+        mean, sds = posterior.mean, jnp.sqrt(posterior.variance)
         if (nested := _nested(self.latent)) is not None:
-            return nested_likelihood.rows_near(nested, self.rule, points, data)
+            raised = mean + jnp.where(nested.is_log_sd, jnp.minimum(2.0 * sds, WIDER), 0.0)
+            return nested_likelihood.rows_near(nested, self.rule, jnp.stack([mean, raised]), data)
+        steps = jnp.diag(jnp.minimum(sds, REACH))
+        points = jnp.concatenate([mean[None], mean + steps, mean - steps])
         return likelihood.rows_near(self.latent, self.rule, points, data)
 
     def refinement(

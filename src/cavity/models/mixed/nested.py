@@ -57,7 +57,7 @@ class NestedNear(NamedTuple):
         inner: that in u.
         shift: of the outer points, in units of R.
         stretch: of the outer points: R becomes R times this.
-        level: the place of the orders among those of the rule.
+        level: the places of the outer and of the inner order among those of the rule.
     """
 
     batch: PyTree
@@ -65,7 +65,7 @@ class NestedNear(NamedTuple):
     inner: Float[Array, "n k"]
     shift: Float[Array, "o l"]
     stretch: Float[Array, "o l l"]
-    level: Int[Array, ""]
+    level: Int[Array, " 2"]
 
 
 class _Inner(NamedTuple):
@@ -189,9 +189,9 @@ def integrals(
     parts, unit, home = rows.parts, rows.unit, rows.home
     size, dtype = parts.outer.shape[1], parts.fixed.dtype
     outer_orders, inner_orders = orders
-    inner_points = GroupedPoints.at(inner_orders, parts.inner.shape[1], near.level, dtype)
+    inner_points = GroupedPoints.at(inner_orders, parts.inner.shape[1], near.level[1], dtype)
     every = tables(size, outer_orders)
-    points, log_weights = (jnp.asarray(part, dtype)[near.level] for part in (every.points, every.log_weights))
+    points, log_weights = (jnp.asarray(part, dtype)[near.level[0]] for part in (every.points, every.log_weights))
     mode = joint_mode(*jax.lax.stop_gradient((rows, near.outer, near.inner)))
     centre = mode.outer + times(mode.root, near.shift)
     root = products(mode.root, near.stretch)
@@ -235,7 +235,7 @@ def integrals(
         jnp.zeros((num_outer, size, size), dtype),
         none,
     )
-    count = jnp.asarray(every.sizes)[near.level]
+    count = jnp.asarray(every.sizes)[near.level[0]]
     _, sums = jax.lax.while_loop(lambda state: state[0] < count, step, (jnp.zeros_like(count), empty))
     share = 1.0 / sums.total
     found = jax.tree.map(lambda each: _scaled(each, share[unit]), sums.slopes)

@@ -1,7 +1,8 @@
 """The log likelihood of a client whose groups are within groups, for many values of Z_G.
 
-It offers what `likelihood` does for groups of one kind, by the integrals of `nested`. The orders of both rules are
-chosen together, from pairs of which each is finer than the one before.
+It offers what `likelihood` does for groups of one kind, by the integrals of `nested`. Each client chooses the order of
+the smaller groups first, then that of the larger ones, which need fewer nodes: given its rows, the effect of a larger
+group with many rows is nearly Gaussian, that of a smaller group with one or two rows is not.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from cavity.models.mixed.nested import NestedNear, OuterIntegrals, RowSlopes, in
 from cavity.models.mixed.nested_modes import rows_of
 from cavity.models.mixed.rules import Rule, first_agreeing
 
-OUTER = {1: (7, 11, 17, 25), 2: (5, 7, 11, 17)}  # nodes per latent of a larger group
+OUTER = {1: (5, 7, 11, 17, 25), 2: (3, 5, 7, 11, 17)}  # nodes per latent of a larger group
 INNER = {1: (7, 13, 25, 49), 2: (5, 9, 15, 25)}
-DEFAULT_LEVEL = 2
+DEFAULT_LEVELS = (3, 2)
+CHECK_LEVEL = 1  # of the larger groups, while orders of the smaller ones are compared
 FEWEST_NODES = 3
 RESOLUTION = 1e-7  # nats up to which steps by the derivative improve the value
-TOLERANCE = 1e-6  # nats per smaller group: less than elsewhere, since points do not move in the derivative
+TOLERANCE = 5e-7  # nats per smaller group and rule: less than elsewhere, since points do not move in the derivative
 WIDEST = 2.0  # by which the spread of outer points is corrected at most
 
 Orders = tuple[tuple[int, ...], tuple[int, ...]]
@@ -64,11 +66,11 @@ def _range(orders: tuple[int, ...]) -> str:
 
 
 def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data: Data) -> Data:
-    """As `likelihood.rows_near`, with orders for the first Z_G."""
+    """As `likelihood.rows_near`, with points placed at the first Z_G."""
     finite = jnp.all(jnp.isfinite(z))
     z = jnp.where(finite, z, 0.0)
     orders = orders_of(model, rule)
-    plain = _unknown(model, data, z.dtype, len(orders[0]))
+    plain = _unknown(model, data, z.dtype, orders)
     at_mean, mode = _at(model, z[0], data, plain, orders, slopes=False)
     covariance = at_mean.square - at_mean.mean[:, :, None] * at_mean.mean[:, None, :]
     stretch = jnp.linalg.cholesky(covariance)
@@ -80,18 +82,19 @@ def rows_near(model: GroupedRegression, rule: Rule, z: Float[Array, "s g"], data
         shift=jnp.where(usable[:, None], at_mean.mean, plain.shift),
         stretch=jnp.where(usable[:, None, None], stretch, plain.stretch),
     )
-    if len(orders[0]) > 1:
-        near = near._replace(level=jnp.where(finite, _level(model, z[0], data, near, orders), plain.level))
+    if rule.order is None:
+        needed = jax.lax.map(lambda z: _levels(model, z, data, near, orders), z)
+        near = near._replace(level=jnp.where(finite, jnp.max(needed, axis=0), plain.level))
     return replace(data, batch=near)
 
 
-def _unknown(model: GroupedRegression, data: Data, dtype: DTypeLike, num_levels: int) -> NestedNear:
+def _unknown(model: GroupedRegression, data: Data, dtype: DTypeLike, orders: Orders) -> NestedNear:
     """Where no posterior is known."""
     assert data.units is not None
     num_outer, num_rows = len(data.units.weight), len(data.weight)
     zeros = jnp.zeros((num_outer, model.num_local), dtype)
     stretch = jnp.broadcast_to(jnp.eye(model.num_local, dtype=dtype), (num_outer, model.num_local, model.num_local))
-    level = jnp.asarray(min(DEFAULT_LEVEL, num_levels - 1))
+    level = jnp.asarray([min(place, len(each) - 1) for place, each in zip(DEFAULT_LEVELS, orders, strict=True)])
     return NestedNear(data.batch, zeros, jnp.zeros((num_rows, model.num_inner), dtype), zeros, stretch, level)
 
 
@@ -102,20 +105,23 @@ def _at(
     return integrals(rows, len(near.outer), near, orders, slopes=slopes)
 
 
-def _level(
+def _levels(
     model: GroupedRegression, z: Float[Array, " g"], data: Data, near: NestedNear, orders: Orders
-) -> Int[Array, ""]:
-    """The first pair of orders that the next one changes by less than the tolerance in every larger group."""
+) -> Int[Array, " 2"]:
+    """The first order of each rule that the next one changes by less than the tolerance in every larger group."""
     assert data.units is not None
     present = jnp.asarray(data.units.weight) > 0
     own, unit = (jnp.asarray(data.batch[name]) for name in ("inner", "unit"))
     is_first = (own == jnp.arange(len(own))) & (jnp.asarray(data.weight) > 0)
     tolerance = TOLERANCE * jnp.maximum(segment_sum(is_first.astype(z.dtype), unit, len(present)), 1.0)
 
-    def value(level: Int[Array, ""]) -> Float[Array, " o"]:
-        return _at(model, z, data, near._replace(level=level), orders, slopes=False)[0].value
+    def value(outer: Int[Array, ""] | int, inner: Int[Array, ""]) -> Float[Array, " o"]:
+        there = near._replace(level=jnp.stack([jnp.asarray(outer), inner]))
+        return _at(model, z, data, there, orders, slopes=False)[0].value
 
-    return first_agreeing(value, len(orders[0]), present, tolerance)
+    inner = first_agreeing(lambda place: value(CHECK_LEVEL, place), len(orders[1]), present, tolerance)
+    outer = first_agreeing(lambda place: value(place, inner), len(orders[0]), present, tolerance)
+    return jnp.stack([outer, inner])
 
 
 def refinement(
@@ -124,17 +130,18 @@ def refinement(
     """As `likelihood.refinement`, with the orders of the smaller groups."""
     assert data.units is not None
     present = jnp.asarray(data.units.weight) > 0
-    near = rows_near(model, rule, z, data).batch
+    near = rows_near(model, rule, z[:1], data).batch
     orders = orders_of(model, rule)
     if rule.order is None:
-        level, other = near.level, jnp.where(near.level < len(orders[0]) - 1, near.level + 1, near.level - 1)
+        last = jnp.asarray([len(each) - 1 for each in orders])
+        level, other = near.level, jnp.where(near.level < last, near.level + 1, near.level - 1)
     else:
         both = (rule.order, 2 * rule.order + 1)
         orders = (both, both)
-        level, other = jnp.asarray(0), jnp.asarray(1)
+        level, other = jnp.zeros(2, int), jnp.ones(2, int)
 
     def change(z: Float[Array, " g"]) -> Float[Array, ""]:
-        def total(level: Int[Array, ""]) -> Float[Array, ""]:
+        def total(level: Int[Array, " 2"]) -> Float[Array, ""]:
             found, _ = _at(model, z, data, near._replace(level=level), orders, slopes=False)
             return jnp.sum(jnp.where(present, found.value, 0.0))
 
@@ -142,13 +149,13 @@ def refinement(
         return there - here
 
     names = jnp.asarray(orders[1])
-    return names[level], names[other], jax.lax.map(change, z)
+    return names[level[1]], names[other[1]], jax.lax.map(change, z)
 
 
 def log_likelihood(model: GroupedRegression, rule: Rule, z: Float[Array, " g"], data: Data) -> Float[Array, ""]:
     """As `likelihood.log_likelihood`."""
     orders = orders_of(model, rule)
-    near = data.batch if isinstance(data.batch, NestedNear) else _unknown(model, data, z.dtype, len(orders[0]))
+    near = data.batch if isinstance(data.batch, NestedNear) else _unknown(model, data, z.dtype, orders)
     return _log_likelihood(model, orders, z, replace(data, batch=near.batch), near)
 
 
