@@ -25,6 +25,12 @@ class LatentModel(BaseModel):
         """The length of Z_G."""
 
     @property
+    def global_names(self) -> tuple[str, ...]:
+        """One name per entry of Z_G, in its order: those of the parameters where there are as many."""
+        names = self.parameter_names
+        return names if len(names) == self.num_global else tuple(f"Z[{i}]" for i in range(self.num_global))
+
+    @property
     @abc.abstractmethod
     def num_local(self) -> int:
         """The number of local latents per unit; may be 0."""

@@ -56,8 +56,7 @@ class MarginalModel(PredictiveModel):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        names = self.latent.parameter_names
-        return names if len(names) == self.latent.num_global else tuple(f"Z[{i}]" for i in range(len(self._start)))
+        return self.latent.global_names
 
     @property
     def ratios(self) -> Ratios | None:

@@ -24,7 +24,6 @@ from cavity.core import Data, LatentModel, Model, PredictiveModel, RowModel
 from cavity.core.fields import Number, as_number
 from cavity.distributions.full import FullGaussian
 from cavity.distributions.gaussian import Gaussian
-from cavity.distributions.trees import entry_names
 from cavity.errors import CavityError
 from cavity.models.glm.columns import as_mapping
 from cavity.models.latent_prior import SERVER, Family, prior_in
@@ -94,8 +93,7 @@ class GlobalsOnly(OnGlobals, RowModel, PredictiveModel):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        each = (entry_names({latent.name: np.zeros(latent.shape)}) for latent in self.latent.latents)
-        return tuple(name for names in each for name in names)
+        return self.latent.global_names
 
     def row_log_prob(self, theta: Float[Array, " d"], batch: PyTree) -> Float[Array, " n"]:
         each = jnp.ones(len(jax.tree.leaves(batch)[0]))

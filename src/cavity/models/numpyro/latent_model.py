@@ -139,6 +139,12 @@ class NumpyroModel(LatentModel):
         return entry_names(with_shapes)
 
     @property
+    def global_names(self) -> tuple[str, ...]:
+        """In the order of the program, while `parameter_names` are in that of the alphabet."""
+        each = (entry_names({latent.name: np.zeros(latent.shape)}) for latent in self.latents)
+        return tuple(name for names in each for name in names)
+
+    @property
     def start(self) -> tuple[Array, Array]:
         return self.begin
 
