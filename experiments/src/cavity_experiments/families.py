@@ -20,6 +20,7 @@ from cavity.fit.run import Fit
 from cavity.models.glm.regression import Regression
 from cavity.study.regression import regression
 from cavity_experiments import family_references, one_shot, sources
+from cavity_experiments.families_heterogeneity import heterogeneity
 from cavity_experiments.families_survival import survival
 from cavity_experiments.runner import Journal, Size
 
@@ -180,7 +181,7 @@ def trauma(journal: Journal, size: Size, seed: int) -> None:
 
 
 Part = Callable[[Journal, Size, int], None]
-PARTS: tuple[Part, ...] = (accuracy, trauma, survival)
+PARTS: tuple[Part, ...] = (accuracy, trauma, survival, heterogeneity)
 
 
 def families(journal: Journal, size: Size, seed: int) -> None:

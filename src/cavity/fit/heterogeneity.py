@@ -6,17 +6,20 @@ of the others, and add the precision V^-1 - V_k^-1. So
 
     z_j = s_j / sqrt((V_k - V)_jj)
 
-is standard normal for every coefficient j. A client is flagged if its largest |z_j| is one that fewer than `alpha` of
-the draws of N(0, correlation of V_k - V) exceed: at most that share of clients is flagged if all agree. Clients of real
-studies differ more than by chance (other patients, other instruments); a flag is a reason to look.
+is standard normal for every coefficient j. A client is flagged if max_j |Z_j| of Z ~ N(0, correlation of V_k - V) exceeds
+its largest |z_j| with a probability below `alpha`: this share of clients is flagged if all agree. Clients of real studies
+differ more than by chance (other patients, other instruments); a flag is a reason to look.
+
+`cavity reproduce families` has the share of flags in simulated studies.
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
@@ -29,7 +32,7 @@ from cavity.fit.fit import Fit
 from cavity.fit.presentation import presentation_of
 
 ALPHA = 0.01
-NUM_DRAWS = 100_000
+NUM_DRAWS = 4000
 NO_INFORMATION = 1e-9  # relative to the variance of a coefficient: less is rounding
 
 
@@ -159,7 +162,7 @@ def heterogeneity(fit: Fit, alpha: float = ALPHA) -> Heterogeneity:
                 f"without {name!r} the posterior is improper: the others and the prior leave coefficients undetermined"
             )
         others, spread = _moments(presentation.reported(without.posterior))
-        found.append(_difference(name, names, mean - others, spread - covariance, np.diag(spread), alpha))
+        found.append(client_difference(name, names, mean - others, spread - covariance, np.diag(spread), alpha))
     return Heterogeneity(tuple(found), alpha)
 
 
@@ -167,9 +170,27 @@ def _moments(posterior: FullGaussian) -> tuple[Float[np.ndarray, " d"], Float[np
     return np.asarray(posterior.mean, float), np.asarray(posterior.covariance, float)
 
 
-def _difference(
-    name: str, names: list[str], shift: np.ndarray, chance: np.ndarray, variance: np.ndarray, alpha: float
+def client_difference(
+    name: str,
+    names: Sequence[str],
+    shift: Float[np.ndarray, " d"],
+    chance: Float[np.ndarray, "d d"],
+    variance: Float[np.ndarray, " d"],
+    alpha: float = ALPHA,
 ) -> ClientDifference:
+    """Compare the shift that a client causes with chance.
+
+    Args:
+        name: the client.
+        names: of the coefficients.
+        shift: the mean with the client less that without it.
+        chance: the covariance of the shift if the clients agree, V_k - V.
+        variance: of each coefficient without the client.
+        alpha: the probability below which the client is flagged.
+
+    Returns:
+        The comparison.
+    """
     informed = np.diag(chance) > NO_INFORMATION * variance
     z = np.zeros(len(shift))
     sd = np.sqrt(np.diag(chance)[informed])
@@ -186,7 +207,12 @@ def _difference(
 
 
 def largest_p_value(z: float, correlation: Float[np.ndarray, "d d"]) -> float:
-    """P(max |Z_j| > z) for Z ~ N(0, correlation): by draws, and by Bonferroni's bound where draws are too few.
+    """P(max |Z_j| > z) for Z ~ N(0, correlation), by draws in which at least one |Z_j| is larger.
+
+    With p the probability that a given |Z_j| is, and Z drawn given this of a j at random, the probability is d p times
+    the mean of 1 / (number of j with |Z_j| > z) (Owen, Maximov and Chertkov, 2019). So it lies between p and d p, and
+    its relative error is at most sqrt((d - 1) / n) with n draws, however small it is. The tail of Z_j is drawn as
+    sqrt(z^2 - 2 log u) with weights 1 / Z_j.
 
     Args:
         z: the largest absolute value.
@@ -198,11 +224,24 @@ def largest_p_value(z: float, correlation: Float[np.ndarray, "d d"]) -> float:
     size = len(correlation)
     if size == 0:
         return 1.0
-    bound = min(1.0, size * math.erfc(z / math.sqrt(2)))
-    if size == 1 or bound < 20 / NUM_DRAWS:
-        return bound
+    p = math.erfc(z / math.sqrt(2))
+    if size == 1 or p == 0:
+        return p
     values, vectors = np.linalg.eigh(correlation)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    normal = np.random.default_rng(0).standard_normal((NUM_DRAWS, size))
-    exceeded = float(np.mean(np.max(np.abs(normal @ root.T), axis=1) > z))
-    return min(bound, exceeded + 2 * math.sqrt(exceeded * (1 - exceeded) / NUM_DRAWS))
+    uniform, normal = _base_draws(size)
+    draws = (normal * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    if z < 1:  # not rare
+        return float(np.mean(np.max(np.abs(draws), axis=1) > z))
+    rows = np.arange(NUM_DRAWS)
+    given = rows % size
+    tail = np.sqrt(z**2 - 2 * np.log(uniform))  # the lower tail is the same by symmetry
+    draws += correlation[given] * (tail - draws[rows, given])[:, None]
+    exceeds = np.abs(draws) > z
+    exceeds[rows, given] = True
+    return min(1.0, size * p * float(np.average(1 / exceeds.sum(axis=1), weights=1 / tail)))
+
+
+@lru_cache(maxsize=32)
+def _base_draws(size: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return 1 - rng.uniform(size=NUM_DRAWS), rng.standard_normal((NUM_DRAWS, size))
