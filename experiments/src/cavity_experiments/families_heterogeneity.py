@@ -176,10 +176,15 @@ def largest_difference(design: Design, seed: int, num_studies: int = COMPARED) -
 
 
 def heterogeneity(journal: Journal, size: Size, seed: int) -> None:
-    """The level and the power of the flag, in 1,000 studies of each family and planted effect; quick has 100."""
-    num_studies = {Size.QUICK: 100, Size.DEFAULT: 1000, Size.FULL: 10_000}[size]
+    """The level and the power of the flag, in 1,000 studies of each family and planted effect.
+
+    Quick has 50 studies of the gaussian family.
+    """
+    num_studies = {Size.QUICK: 50, Size.DEFAULT: 1000, Size.FULL: 10_000}[size]
     with jax.enable_x64(True):
         for name, design in designs().items():
+            if size is Size.QUICK and design.is_logistic:
+                continue
             off = largest_difference(design, seed, 1 if size is Size.QUICK else COMPARED)
             journal.check(f"families flags, {name}: z as cavity.run", off, f"within {SAME:g}", off < SAME)
             agree = flags(design, num_studies, 0.0, seed)
