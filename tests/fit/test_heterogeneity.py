@@ -87,6 +87,23 @@ def test_probabilities_of_correlated_coefficients():
         assert largest_p_value(z, correlation) == pytest.approx(exact, rel=0.02)
 
 
+def test_the_noise_is_compared_but_does_not_count_for_the_flag():
+    """With an unknown noise, coefficients are compared as if its posterior mean were known."""
+    clients = hospitals(np.random.default_rng(5), size=200)
+    with jax.enable_x64(True):
+        unknown = cavity.regression(FORMULA, clients, family="gaussian")
+        noise_sd = float(np.exp(unknown.coefficients.mean[-1]))
+        known = cavity.regression(FORMULA, clients, family="gaussian", noise_sd=noise_sd)
+        found, other = unknown.heterogeneity(), known.heterogeneity()
+    coefficients = ("intercept", "x0", "x1", "x2")
+    for client in found:
+        assert client.coefficients == coefficients
+        assert len(client.z) == 5
+        for name in coefficients:
+            assert client.z[name] == pytest.approx(other[client.name].z[name], abs=0.05)
+        assert client.p_value == pytest.approx(other[client.name].p_value, rel=0.1, abs=1e-3)
+
+
 def test_what_it_needs_is_said():
     clients = hospitals(np.random.default_rng(3))
     with pytest.raises(CavityError, match="one client has no others"):

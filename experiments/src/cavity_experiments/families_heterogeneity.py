@@ -142,13 +142,12 @@ def differences(design: Design, own: np.ndarray, linear: np.ndarray) -> list[Cli
         return covariance @ (first + linear[clients].sum(0)), covariance
 
     everyone = list(range(len(own)))
-    mean, covariance = moments(everyone)
-    found = []
-    for k in everyone:
-        rest, spread = moments([i for i in everyone if i != k])
-        names = design.model.parameter_names
-        found.append(client_difference(f"c{k}", names, mean - rest, spread - covariance, np.diag(spread)))
-    return found
+    names = design.model.parameter_names
+    together, coefficients = moments(everyone), names[: len(BETA)]
+    return [
+        client_difference(f"c{k}", names, together, moments([i for i in everyone if i != k]), coefficients)
+        for k in everyone
+    ]
 
 
 def flags(design: Design, num_studies: int, planted: float, seed: int) -> np.ndarray:

@@ -14,9 +14,10 @@ where all of it is
 removed. A cavity among factors of non-negative precision has at least the prior's precision and is never affected;
 fixed points whose cavities have half of it are not moved.
 
-Likelihoods that are flat far away (Student's t) have factors of negative precision where a client's rows are on one side
-of the fit, and with an improper cavity the local problem has no minimum, though the posterior is a stationary point of
-it. There a client removes a power a of its factor and refits it to that power of its likelihood, as in power EP:
+Likelihoods that are flat far away (Student's t) have factors of negative precision where a client's rows are on one
+side of the fit, and with an improper cavity the local problem has no minimum, though the posterior is a stationary
+point of it. There a client removes a power a of its factor and refits it to that power of its likelihood, as in power
+EP:
 
     cavity = posterior / factor ** a
     tilted = argmin over q of a E_q[loss on my data] + KL(q : cavity)
@@ -182,7 +183,7 @@ class FactorClient(ClientPart):
 
     @property
     def removes_a_power(self) -> bool:
-        """Whether the likelihood needs a proper cavity, and removing a power of the factor has the same fixed points."""
+        """Whether the likelihood needs a proper cavity, and any power of the factor has the same fixed points."""
         return _is_flat_far_away(self.density.model) and self._has_powers and not self.keeps_cavity_proper
 
     @property
