@@ -1,5 +1,7 @@
 """Whether clients agree: shifts against a refit, the level of the flag, and its power."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -80,7 +82,7 @@ def test_probabilities_of_the_largest_of_several(z):
 
 
 def test_probabilities_of_correlated_coefficients():
-    correlation = np.array([[1.0, 0.8, -0.3], [0.8, 1.0, 0.1], [-0.3, 0.1, 1.0]])
+    correlation: Any = np.array([[1.0, 0.8, -0.3], [0.8, 1.0, 0.1], [-0.3, 0.1, 1.0]])
     within = stats.multivariate_normal(np.zeros(3), correlation, abseps=1e-9, releps=1e-9, maxpts=10**6)
     for z in (1.2, 2.0, 3.0):
         exact = 1 - within.cdf(np.full(3, z), lower_limit=np.full(3, -z))
