@@ -93,13 +93,13 @@ def cases(seed: int) -> dict[str, Case]:
     grade = some(lambda rng, f: {"grade": np.digitize(f + rng.logistic(size=len(f)), [-1.0, 0.3, 1.5]).astype(float)})
     age = "age + drug"
     return {
-        "crabs, negative binomial": Case(crabs, "satellites ~ width + weight", "negative-binomial", quick=True),
+        "crabs, negative binomial": Case(crabs, "satellites ~ width + weight", "negative-binomial"),
         "long covid, ordinal": Case(covid, f"PASC_features ~ {right}", "ordinal"),
         "long covid, ordinal probit": Case(covid, f"PASC_features ~ {right}", "ordinal", {"link": "probit"}, full=True),
         "long covid, count": Case(covid, f"PASC_features ~ {right}", "poisson"),
         "costs near 12,000, gamma": Case(costs, f"cost ~ {age}", "gamma"),
         "binomial with trials": Case(some(_deaths), f"deaths | trials(patients) ~ {age}", "binomial"),
-        "cloglog": Case(events, f"died ~ {age}", "bernoulli", {"link": "cloglog"}),
+        "cloglog": Case(events, f"died ~ {age}", "bernoulli", {"link": "cloglog"}, quick=True),
         "probit": Case(events, f"died ~ {age}", "bernoulli", {"link": "probit"}),
         "student t": Case(noisy, f"stay ~ {age}", "student-t"),
         "student t, learned df": Case(noisy, f"stay ~ {age}", "student-t", {"df": "learned"}),
