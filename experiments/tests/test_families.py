@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 import cavity
-from cavity_experiments import family_references, one_shot, sources
+from cavity_experiments import families, family_references, one_shot, runner, sources
+from cavity_experiments.families_heterogeneity import designs, flags
 from cavity_experiments.families_survival import pooled_mode
+from cavity_experiments.runner import Size
 from tests import family_data
 from tests.marks import needs_data, thorough
 
@@ -75,3 +77,32 @@ def test_posteriors_are_those_of_nuts(name):
     mean, sd = np.asarray(fit.posterior.mean), np.sqrt(np.diag(fit.posterior.covariance))
     assert np.max(np.abs(mean - draws.mean(0)) / draws.std(0)) < 0.03 + 4 / np.sqrt(ess)
     np.testing.assert_allclose(sd, draws.std(0), rtol=0.03 + 4 / np.sqrt(2 * ess))
+
+
+def test_planted_effects_are_in_standard_errors_of_the_client():
+    """Of a linear regression with noise of sd 1, these are known."""
+    with jax.enable_x64(True):
+        design = designs()["gaussian"]
+    x, y = design.simulate(np.random.default_rng(0), 400.0)
+    assert design.standard_error(x[0], 4.0) == pytest.approx(0.1, rel=0.2)
+    slope = np.linalg.lstsq(x[0], y[0], rcond=None)[0][1]
+    assert slope == pytest.approx(0.3 + 400 * design.standard_error(x[0], 400.0), abs=0.5)
+
+
+@thorough
+def test_clients_far_away_are_flagged():
+    with jax.enable_x64(True):
+        found = flags(designs()["gaussian"], 10, 12.0, 0)
+    assert found[:, 0].all()
+    assert not found[:, 1:].all()
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_in_small(tmp_path):
+    result = runner.run("families", families.families, directory=tmp_path, size=Size.QUICK)
+    assert result.failed == ()
+    decided = {check.name.split(":")[0] for check in result.checks if check.holds}
+    assert {"families cloglog", "families trauma", "families coxph, Efron", "families Cox"} <= decided
+    assert "families flags, gaussian" in decided

@@ -1,5 +1,7 @@
 """Whether clients agree: shifts against a refit, the level of the flag, and its power."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -70,14 +72,38 @@ def test_a_client_with_one_row_is_compared_too():
     assert client.p_value == pytest.approx(2 * stats.norm.sf(abs(client.z["x0"])), rel=0.1)
 
 
-def test_probabilities_of_the_largest_of_several():
-    z = 3.0
+@pytest.mark.parametrize("z", [0.5, 1.5, 3.0, 5.0, 9.0])
+def test_probabilities_of_the_largest_of_several(z):
     one = 2 * stats.norm.sf(z)
     assert largest_p_value(z, np.eye(1)) == pytest.approx(one, rel=1e-9)
-    assert largest_p_value(z, np.eye(4)) == pytest.approx(1 - (1 - one) ** 4, rel=0.1)
-    assert largest_p_value(z, np.ones((4, 4))) == pytest.approx(one, rel=0.15)  # four times the same number
-    assert largest_p_value(9.0, np.eye(4)) == pytest.approx(4 * 2 * stats.norm.sf(9.0), rel=1e-6)
-    assert largest_p_value(0.0, np.eye(0)) == 1.0
+    assert largest_p_value(z, np.eye(4)) == pytest.approx(-np.expm1(4 * np.log1p(-one)), rel=0.02)
+    assert largest_p_value(z, np.ones((4, 4))) == pytest.approx(one, rel=0.05)  # four times the same number
+    assert largest_p_value(z, np.eye(0)) == 1.0
+
+
+def test_probabilities_of_correlated_coefficients():
+    correlation: Any = np.array([[1.0, 0.8, -0.3], [0.8, 1.0, 0.1], [-0.3, 0.1, 1.0]])
+    within = stats.multivariate_normal(np.zeros(3), correlation, abseps=1e-9, releps=1e-9, maxpts=10**6)
+    for z in (1.2, 2.0, 3.0):
+        exact = 1 - within.cdf(np.full(3, z), lower_limit=np.full(3, -z))
+        assert largest_p_value(z, correlation) == pytest.approx(exact, rel=0.02)
+
+
+def test_the_noise_is_compared_but_does_not_count_for_the_flag():
+    """With an unknown noise, coefficients are compared as if its posterior mean were known."""
+    clients = hospitals(np.random.default_rng(5), size=200)
+    with jax.enable_x64(True):
+        unknown = cavity.regression(FORMULA, clients, family="gaussian")
+        noise_sd = float(np.exp(unknown.coefficients.mean[-1]))
+        known = cavity.regression(FORMULA, clients, family="gaussian", noise_sd=noise_sd)
+        found, other = unknown.heterogeneity(), known.heterogeneity()
+    coefficients = ("intercept", "x0", "x1", "x2")
+    for client in found:
+        assert client.coefficients == coefficients
+        assert len(client.z) == 5
+        for name in coefficients:
+            assert client.z[name] == pytest.approx(other[client.name].z[name], abs=0.05)
+        assert client.p_value == pytest.approx(other[client.name].p_value, rel=0.1, abs=1e-3)
 
 
 def test_what_it_needs_is_said():

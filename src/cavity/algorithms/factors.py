@@ -14,6 +14,17 @@ where all of it is
 removed. A cavity among factors of non-negative precision has at least the prior's precision and is never affected;
 fixed points whose cavities have half of it are not moved.
 
+Likelihoods that are flat far away (Student's t) have factors of negative precision where a client's rows are on one
+side of the fit, and with an improper cavity the local problem has no minimum, though the posterior is a stationary
+point of it. There a client removes a power a of its factor and refits it to that power of its likelihood, as in power
+EP:
+
+    cavity = posterior / factor ** a
+    tilted = argmin over q of a E_q[loss on my data] + KL(q : cavity)
+    delta  = (tilted / cavity) ** (1 / a) / factor = (tilted / posterior) ** (1 / a)
+
+The stationary points are the same for every a, and a is the largest of 1, 1/2, 1/4, ... with a proper cavity.
+
 The prior may be improper (`prior ** 0` is flat), with a solver that starts anywhere. Before the first round the
 posterior is then improper too, and the gaps of the first updates are infinite.
 """
@@ -28,7 +39,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from cavity.aggregation.entries import EntryConvergence, EntryServer
-from cavity.aggregation.propriety import HALVINGS_ALONE
+from cavity.aggregation.propriety import HALVINGS_ALONE, proper_scale
 from cavity.algorithms.cavities import Removal
 from cavity.core import (
     Algorithm,
@@ -52,9 +63,11 @@ from cavity.core.messages import ClientInput, ClientUpdate, Report, Stacked
 from cavity.core.types import Leaf
 from cavity.distributions.natural import product
 from cavity.errors import UnsuitableError
+from cavity.losses.tempered import Tempered
 
 KEPT = 0.5  # of the prior's precision, at least, by a cavity that must be proper
 LARGEST_BOUND = 1e12  # nats, of a free energy that is reported
+HALVINGS_OF_POWER = 6  # of the power of a factor that is removed
 HALVINGS_OF_TILTED = 3  # more than rounding can make necessary
 
 
@@ -156,20 +169,39 @@ class FactorClient(ClientPart):
     def problem(self, inputs: ClientInput, local: PyTree, data: Data) -> Problem:
         model, cavity = self.density.model, self._cavity(inputs, data)
         loss, rows = self.removed.loss(self.density.loss, data).in_context(model, cavity, data)
+        if self.removes_a_power:
+            loss = Tempered(self._power(inputs), loss)
         rows = model.rows_near(inputs.posterior, rows)
         return Problem(model, loss, self.density.divergence, cavity, inputs.posterior, rows)
 
     @property
     def keeps_cavity_proper(self) -> bool:
-        """Whether the loss, the divergence or the likelihood needs a proper cavity."""
+        """Whether the loss or the divergence needs a proper cavity, or the likelihood in another method than PVI."""
         density = self.density
         needed = density.loss.needs_proper_cavity or density.divergence.needs_proper_cavity
-        return needed or _is_flat_far_away(density.model)
+        return needed or (_is_flat_far_away(density.model) and not self._has_powers)
+
+    @property
+    def removes_a_power(self) -> bool:
+        """Whether the likelihood needs a proper cavity, and any power of the factor has the same fixed points."""
+        return _is_flat_far_away(self.density.model) and self._has_powers and not self.keeps_cavity_proper
+
+    @property
+    def _has_powers(self) -> bool:
+        return self.removed.is_own_factor and self.density.divergence.kl_weight is not None
+
+    def _power(self, inputs: ClientInput) -> float | Leaf:
+        """The power of its factor that a client removes."""
+        least = self.density.model.prior**KEPT
+        found = proper_scale(lambda a: (inputs.posterior / inputs.entry**a / least).is_proper, HALVINGS_OF_POWER)
+        return jnp.asarray(jnp.where(found > 0, found, 2.0**-HALVINGS_OF_POWER))
 
     def _cavity(self, inputs: ClientInput, data: Data) -> Distribution:
         prior = self.density.model.prior
         if self.keeps_cavity_proper:
             return inputs.posterior.without(inputs.entry, prior**KEPT)
+        if self.removes_a_power:
+            return inputs.posterior / inputs.entry ** self._power(inputs)
         return self.removed.cavity(inputs, prior, data)
 
     def update(
@@ -177,6 +209,8 @@ class FactorClient(ClientPart):
     ) -> tuple[ClientUpdate, PyTree]:
         if self.keeps_cavity_proper:
             delta = solution.tilted / problem.cavity / inputs.entry
+        elif self.removes_a_power:
+            delta = (solution.tilted / inputs.posterior) ** (1.0 / self._power(inputs))
         else:
             delta = self.removed.delta(inputs, problem.cavity, solution.tilted)
         report = Report(
@@ -193,7 +227,10 @@ class FactorClient(ClientPart):
         It is NaN too where it is too large to mean anything: under a broad prior the expectation of an exponential, a
         rate or a hazard, may be 1e40 or overflow, and no server would accept the number.
         """
-        expected, weight = solution.expected_loss, self.density.weight(problem.loss)
+        expected, loss = solution.expected_loss, problem.loss
+        if self.removes_a_power and isinstance(loss, Tempered):
+            expected, loss = expected / loss.weight.astype(expected.dtype), loss.loss
+        weight = self.density.weight(loss)
         if weight is None:
             return jnp.full_like(expected, jnp.nan)
         found = -expected / jnp.asarray(weight, expected.dtype) - inputs.posterior.cross(inputs.entry)
@@ -264,7 +301,8 @@ class FactorAlgorithm(Algorithm):
 
         Posterior times delta is the tilted distribution, which is proper up to rounding, so hardly any are needed.
         """
-        plain = self.removed.is_own_factor and not self._factor_client.keeps_cavity_proper
+        client = self._factor_client
+        plain = self.removed.is_own_factor and not client.keeps_cavity_proper and not client.removes_a_power
         return HALVINGS_OF_TILTED if plain else HALVINGS_ALONE
 
     @property

@@ -13,6 +13,7 @@ from cavity.algorithms.factors import FactorAlgorithm
 from cavity.core import Algorithm, Initialisation
 from cavity.core.messages import ServerState, is_server_owned
 from cavity.errors import CavityError, UnsuitableError
+from cavity.models.glm.regression import Regression
 from cavity.models.mixed.marginal import MarginalModel
 
 
@@ -45,6 +46,17 @@ def initialisation(algorithm: Algorithm) -> Initialisation | None:
     """The stage that finds the start of this algorithm, in double precision; None where there is none."""
     with jax.enable_x64(True):
         return algorithm.initialisation
+
+
+def coefficient_names(algorithm: Algorithm) -> tuple[str, ...]:
+    """The parameters of a regression without its noise, shapes and distances of thresholds; all of other models."""
+    model = algorithm.model
+    if not isinstance(model, Regression):
+        return model.parameter_names
+    others = {output for output, constant in zip(model.outputs, model.constant, strict=True) if constant}
+    return tuple(name for name in model.parameter_names if name not in others | set(model.unseen)) or tuple(
+        model.parameter_names
+    )
 
 
 def with_factors(algorithm: Algorithm) -> Algorithm:

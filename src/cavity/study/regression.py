@@ -33,7 +33,7 @@ from cavity.study.findings import refuse
 from cavity.study.formula import Formula, parse_formula
 from cavity.study.guessing import RawColumn, guess_predictor
 from cavity.study.models import formula_model
-from cavity.study.nesting import nesting_problem
+from cavity.study.nesting import nesting_problem, several_groups_problem
 from cavity.study.priors import NORMAL, SlopePrior
 from cavity.study.regression_priors import chosen_group_prior, chosen_prior
 from cavity.study.rows import Rows, read_rows
@@ -197,6 +197,8 @@ def regression(
 
 def _refuse_crossed(encoding: FormulaEncoding, rows: Mapping[str, Rows]) -> None:
     """Raise DataError if the columns of two groups are crossed at a client, or a group is at two clients."""
+    if (wrong := several_groups_problem(encoding.parsed)) is not None:
+        raise StudyError(wrong[1])
     groups, at = encoding.group_design.groups, {}
     for client, own in rows.items() if groups else ():
         labels = encoding.group_design.labels(own.values)
