@@ -121,6 +121,7 @@ def second_order(p, direction):
 AT_EQUALITY = {"weighted KL": 1 / 0.4, "Hellinger": 0.5}
 
 
+@thorough
 @case_of
 @few
 @seeds

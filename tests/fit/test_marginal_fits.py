@@ -153,6 +153,7 @@ def test_the_verdict_is_known(fit):
     np.testing.assert_allclose((np.array(list(fit.verdict.means.values())) - mean) / sd, 0.0, atol=0.05)
 
 
+@thorough
 def test_a_client_sees_its_units(fit):
     """Against the posterior of a group's mean given the shared parameters, averaged over them by hand."""
     local = fit.local("york")
@@ -174,6 +175,7 @@ def test_a_client_sees_its_units(fit):
         fit.local("oslo")
 
 
+@thorough
 def test_it_predicts_new_groups(fit):
     x = {"group": np.array([90, 91]), "x": np.array([0.0, 1.0])}
     prediction = fit.predict(x, num_draws=500)
@@ -192,6 +194,7 @@ def test_a_client_leaves_and_joins_again(fit, model):
     assert set(fit.influence(refine=False)) == {"york", "leeds", "hull"}
 
 
+@thorough
 def test_it_is_saved_and_loaded(fit, tmp_path):
     fit.save(tmp_path / "fit.npz")
     loaded = cavity.load(tmp_path / "fit.npz", algorithm=fit.algorithm, clients=clients())

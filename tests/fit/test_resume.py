@@ -64,7 +64,11 @@ def assert_same_run(fit, other):
 
 @pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["float64", "float32"])
 @pytest.mark.parametrize("factors", ["server", "clients"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
+@pytest.mark.parametrize(
+    "schedule",
+    [SCHEDULES[0], *(pytest.param(schedule, marks=pytest.mark.slow) for schedule in SCHEDULES[1:])],
+    ids=lambda schedule: type(schedule).__name__,
+)
 def test_killed_and_resumed(tmp_path, schedule, factors, double):
     clients = logistic_clients()
     with jax.enable_x64(double):

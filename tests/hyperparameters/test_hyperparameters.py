@@ -178,6 +178,7 @@ def test_equation_6_is_the_derivative_of_the_evidence(partition):
     np.testing.assert_allclose(slope, np.array(numeric) / (2 * h), rtol=1e-6)
 
 
+@thorough
 def test_closed_forms_and_the_gradient_have_the_same_slope():
     fit = linear_fit()
     model, q = fit.algorithm.model, jax.tree.map(jnp.asarray, fit.posterior)

@@ -18,6 +18,7 @@ from cavity.likelihoods import (
 from cavity.losses import NegativeLogLikelihood
 from cavity.models import logistic_regression, softmax_regression
 from tests.contracts import likelihood as contract
+from tests.marks import thorough
 from tests.scenarios import hermite
 
 RNG = np.random.default_rng(0)
@@ -42,6 +43,7 @@ def predictors(likelihood):
     return jnp.asarray(np.random.default_rng(1).normal(size=(5, likelihood.num_predictors)))
 
 
+@thorough
 @case_of
 def test_normalises_with_the_right_mean(case):
     likelihood, (outcomes, weights), _ = case

@@ -14,6 +14,7 @@ from cavity.likelihoods import ExponentialTime, LogNormalTime, PiecewiseExponent
 from cavity.likelihoods.failure_time import log_normal_tail
 from cavity.likelihoods.piecewise_exponential import cuts_problem, episodes, interval_names
 from tests.contracts.likelihood import check_elementwise, check_expected_mean, check_rejects
+from tests.marks import thorough
 
 CUTS = (0.5, 2.0, 3.0)
 # location and log scale (or the logs of the hazards of the four intervals)
@@ -58,6 +59,7 @@ def test_the_normal_tail_is_exact_however_far(z):
     assert float(slope) == pytest.approx(expected, rel=1e-10 if z < 1e3 else 1e-5, abs=1e-300)
 
 
+@thorough
 @pytest.mark.parametrize("log_time", [-700.0, -20.0, 3.0, 6.5])
 def test_censored_rows_in_extreme_tails(log_time):
     f, y = jnp.zeros(2), jnp.array([math.exp(log_time), 0.0])

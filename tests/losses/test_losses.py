@@ -175,6 +175,7 @@ WHOLE = dict.fromkeys(LIKELIHOODS, lambda power: 1.0) | {
 }
 
 
+@thorough
 @likelihood_of
 @pytest.mark.parametrize("size", [0.3, 1.0])
 def test_an_outlier_costs_and_pulls_only_so_much(name, size):

@@ -414,6 +414,7 @@ def test_the_parts_sum_to_the_density_of_numpyro(name):
         assert np.isfinite(padded).all()
 
 
+@thorough
 @pytest.mark.parametrize("name", ["factors", "grids", "slopes"])
 def test_units_have_their_own_parts(name):
     """The part of a unit is the density of its rows and latents alone."""
@@ -427,6 +428,7 @@ def test_units_have_their_own_parts(name):
         assert float(alone[0]) == pytest.approx(float(parts[u]), rel=1e-10)
 
 
+@thorough
 @pytest.mark.parametrize("name", ["plain", "gappy", "client's own"])
 def test_a_weight_of_two_is_the_row_twice(name):
     pool = Pool(name, 1)

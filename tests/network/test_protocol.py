@@ -419,6 +419,7 @@ class TestStudies:
         scaled_by = tuple(simulated.study.clients)
         assert gap(fit.posterior, simulated.alone(without=["york"], scaled_by=scaled_by)) < 1e-5
 
+    @thorough
     def test_a_narrow_range_does_not_apply_to_scaled_columns(self, tmp_path, monkeypatch):
         """The columns of the matrix have the names of the predictors here, but sums in other units."""
         shares = {

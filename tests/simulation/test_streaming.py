@@ -20,6 +20,7 @@ from cavity.errors import DataError, UnsuitableError
 from cavity.schedules import SampledCount, Synchronous
 from cavity.simulation import streaming
 from cavity.simulation.streaming import StreamingEngine
+from tests.marks import thorough
 
 NUM_CLIENTS = 40
 NAMES = [f"client-{i}" for i in range(NUM_CLIENTS)]
@@ -151,6 +152,7 @@ def prefetchers():
     return [thread for thread in threading.enumerate() if thread.name.startswith("cavity-prefetch")]
 
 
+@thorough
 @pytest.mark.parametrize("chunk", [1, 7, 8, 64])
 def test_the_weighted_mean_in_chunks_of_any_size(chunk):
     """40 clients in 40 chunks, in 6 of which the last is not full, in 5, and in one that is not."""

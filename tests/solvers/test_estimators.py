@@ -190,6 +190,7 @@ def test_mini_batches_are_drawn_from_the_true_rows():
     assert (np.asarray(batches.num_rows) == 5).all()
 
 
+@thorough
 def test_batches_larger_than_the_data():
     """A batch size is one for all clients, also for those with fewer rows."""
     this = problem(mean_field()[0], rows(2, 3))

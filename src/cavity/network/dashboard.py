@@ -1,7 +1,7 @@
 """A page about a running study, for the person at the server: clients, rounds, estimates, log and estimated end.
 
 It listens on the loopback address, answers `GET /` only, changes nothing, and loads nothing from elsewhere. The page is
-made anew for each request, from the files of the run's folder and the posteriors of the rounds so far, and reloads
+written at each request, from the files of the run's folder and the posteriors of the rounds so far, and reloads
 itself. A request whose `Host` is not this address is refused, so that no other website can read the page through a
 browser.
 """
