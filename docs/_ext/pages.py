@@ -53,6 +53,8 @@ def make_text(app: Sphinx, docname: str, source: list[str]) -> None:
         text = file.read_text(encoding="utf-8")
         app.env.note_dependency(str(file))
     text = relinked(text, file, page)
+    if "<!-- commands -->" in text or "<!-- api: " in text:
+        app.env.note_reread()  # what they show is in the program, whose files Sphinx does not watch
     text = re.sub(r"<!-- commands -->", lambda _: command_reference(), text)
     source[0] = re.sub(r"<!-- api: (.+?) -->", lambda match: api_reference(match[1]), text)
 
