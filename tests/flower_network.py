@@ -61,6 +61,7 @@ class Rig:
 
     def config(self, **parts):
         return ServerConfig(
+            report=False,
             round_timeout=60.0, sign=key_files.server_signer(self.keys / "server"), verify=self.verify, **parts
         )
 

@@ -316,7 +316,7 @@ def test_an_honest_study_runs_to_its_end(tmp_path, extra):
         FEDERATED + extra,
         tmp_path / "run",
         transport,
-        ServerConfig(round_timeout=20.0),
+        ServerConfig(round_timeout=20.0, report=False),
         clock=transport.clock,
         sleep=transport.sleep,
     ).run()

@@ -39,7 +39,7 @@ def test_every_family_over_a_network_is_the_same(tmp_path, name):
         return Worker(site, ClientStore(folder), SentLog(folder / "sent.jsonl"), notify=lines.append).handle
 
     transport = SimulatedTransport({client: worker(client) for client in study.clients})
-    config = ServerConfig(notify=lines.append, round_timeout=20.0)
+    config = ServerConfig(notify=lines.append, round_timeout=20.0, report=False)
     run = tmp_path / "run"
     fit = StudyServer(study, text, run, transport, config, clock=transport.clock, sleep=transport.sleep).run()
     alone = run_study(study, tables)
