@@ -62,7 +62,10 @@ class Rig:
     def config(self, **parts):
         return ServerConfig(
             report=False,
-            round_timeout=60.0, sign=key_files.server_signer(self.keys / "server"), verify=self.verify, **parts
+            round_timeout=60.0,
+            sign=key_files.server_signer(self.keys / "server"),
+            verify=self.verify,
+            **parts,
         )
 
     def signatures(self, name):

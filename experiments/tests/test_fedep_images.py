@@ -200,7 +200,10 @@ def test_the_federations_hold_out_what_they_say():
 @needs_data
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("experiment", [fedep_images.fedep_images, fedep_omniglot.fedep_omniglot])
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(fedep_images.fedep_images, marks=pytest.mark.exhaustive), fedep_omniglot.fedep_omniglot],
+)
 def test_in_small(experiment, tmp_path):
     result = runner.run("fedep", experiment, directory=tmp_path, size=Size.QUICK)
     assert [row["method"] for row in result.results["methods"]] == list(METHODS)

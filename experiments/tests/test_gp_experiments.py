@@ -117,7 +117,10 @@ def test_quick_forms(name, tmp_path):
 
 @needs_data
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_DATA)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "banana" else pytest.mark.exhaustive) for name in WITH_DATA],
+)
 def test_quick_forms_with_data(name, tmp_path):
     result = quick_form(name, WITH_DATA[name], tmp_path)
     assert all(np.isfinite(row["log_likelihood"]) for row in result.results["visits"])

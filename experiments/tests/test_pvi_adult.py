@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cavity_experiments import pvi_adult, runner
-from tests.marks import needs_data
+from tests.marks import exhaustive, needs_data
 
 
 def test_the_thresholds():
@@ -18,6 +18,7 @@ def test_the_thresholds():
     assert pvi_adult.SPLITS == {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @needs_data

@@ -12,7 +12,7 @@ from cavity.schedules import Sequential, Synchronous
 from cavity_experiments import pvi_uci, runner, uci
 from cavity_experiments.pvi_uci import farthest, near_from
 from cavity_experiments.schemes import as_if_federated, counting_steps, schemes
-from tests.marks import needs_data
+from tests.marks import exhaustive, needs_data
 
 
 def clients():
@@ -94,6 +94,7 @@ def test_clients_are_those_of_table_2():
             np.testing.assert_allclose(np.mean([each for _, each in clients]), share, atol=0.025)
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @needs_data

@@ -218,7 +218,10 @@ def split(name, sort, num_clients=3):
 @family_of
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("logistic", "poisson") else pytest.mark.slow) for name in REGRESSIONS],
+    [
+        pytest.param(name, marks=[] if name in ("logistic", "poisson") else [pytest.mark.slow, pytest.mark.exhaustive])
+        for name in REGRESSIONS
+    ],
 )
 def test_every_schedule_ends_at_the_optimum_of_global_vi(name, family):
     """Homogeneous and label-sorted clients; all in one test, because they share their compiled programs.

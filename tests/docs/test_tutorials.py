@@ -32,7 +32,13 @@ def test_a_tutorial_shows_output(path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("path", tutorials(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=() if path.stem.startswith("first") else pytest.mark.exhaustive, id=path.stem)
+        for path in tutorials()
+    ],
+)
 def test_a_tutorial_prints_what_it_shows(path, capsys):
     assert check(path, write=False), capsys.readouterr().out
 

@@ -66,7 +66,10 @@ def assert_same_run(fit, other):
 @pytest.mark.parametrize("factors", ["server", "clients"])
 @pytest.mark.parametrize(
     "schedule",
-    [SCHEDULES[0], *(pytest.param(schedule, marks=pytest.mark.slow) for schedule in SCHEDULES[1:])],
+    [
+        SCHEDULES[0],
+        *(pytest.param(schedule, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for schedule in SCHEDULES[1:]),
+    ],
     ids=lambda schedule: type(schedule).__name__,
 )
 def test_killed_and_resumed(tmp_path, schedule, factors, double):

@@ -38,7 +38,9 @@ def logistic():
 
 
 @VARIANTS
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2))])
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(block, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for block in (1, 2))]
+)
 def test_conjugate_regression(held_by_clients, block):
     algorithm, clients = linear()
     seen = check_survives_faults(algorithm, clients, 145, first_seed=1000 * block, held_by_clients=held_by_clients)

@@ -253,6 +253,7 @@ def test_routes_for_the_superlinks_owner_are_not_reachable_from_outside(rig):
         assert httpx.request(method, f"https://{OUTSIDE}:{outside}{path}", verify=trusted).status_code == 404
 
 
+@exhaustive
 def test_a_proxy_that_has_ended_is_restarted(rig):
     transport = rig.loopback.transport
     before = transport.proxy_pid

@@ -90,6 +90,7 @@ def test_without_keys_on_this_machine(tmp_path):
         assert network.kl() < 1e-8
 
 
+@exhaustive
 def test_a_client_is_withdrawn_and_another_joins_during_a_run(tmp_path):
     """The posterior is that of a study with the clients that are left."""
     run = "[algorithm]\ndamping = { fixed = 0.5 }\n[run]\ntolerance = 1e-12\n"

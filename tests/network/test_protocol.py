@@ -810,7 +810,9 @@ def play_schedules(first, count):
     return check_survives_faults(algorithm, clients, count, first_seed=first)
 
 
-@pytest.mark.parametrize(("first", "count"), [(50_000, 120), pytest.param(60_000, 1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("first", "count"), [(50_000, 120), pytest.param(60_000, 1000, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
 def test_schedules_of_faults(first, count):
     """Drop, repeat, reorder, delay, and crashes before and after every write; `tools/faults.py` plays ten thousand."""
     seen = play_schedules(first, count)
