@@ -19,6 +19,7 @@ from cavity.schedules import Sequential, SequentialLargestFirst, SequentialShuff
 from tests import scenarios
 from tests.marks import thorough
 
+RARELY = [pytest.mark.slow, pytest.mark.exhaustive]
 SCHEDULES = [Synchronous(), Sequential(), SequentialShuffled(), SequentialLargestFirst()]
 ROUNDS = 10
 
@@ -68,7 +69,7 @@ def assert_same_run(fit, other):
     "schedule",
     [
         SCHEDULES[0],
-        *(pytest.param(schedule, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for schedule in SCHEDULES[1:]),
+        *(pytest.param(schedule, marks=RARELY) for schedule in SCHEDULES[1:]),
     ],
     ids=lambda schedule: type(schedule).__name__,
 )

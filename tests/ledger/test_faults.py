@@ -21,6 +21,7 @@ from tests import scenarios
 from tests.contracts.faults import EVENTS, Simulation, World, check_survives_faults, distance
 from tests.marks import thorough
 
+RARELY = [pytest.mark.slow, pytest.mark.exhaustive]
 VARIANTS = pytest.mark.parametrize("held_by_clients", [False, True], ids=["server-held", "client-held"])
 CRASHES = {f"crash: {who} {when} its write" for who in ("server", "client") for when in ("before", "after")}
 
@@ -38,9 +39,7 @@ def logistic():
 
 
 @VARIANTS
-@pytest.mark.parametrize(
-    "block", [0, *(pytest.param(block, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for block in (1, 2))]
-)
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=RARELY) for block in (1, 2))])
 def test_conjugate_regression(held_by_clients, block):
     algorithm, clients = linear()
     seen = check_survives_faults(algorithm, clients, 145, first_seed=1000 * block, held_by_clients=held_by_clients)
