@@ -12,6 +12,7 @@ from cavity.reporting import parts_file
 from cavity.reporting.facts import ClientRows, Facts, shown_count, shown_total
 from cavity.reporting.page import Figure, Paragraph, Section
 from cavity.reporting.report import Report
+from cavity.reporting.sections.estimates import ratio_cells
 from cavity.reporting.tables import Table
 from tests.marks import thorough
 
@@ -58,8 +59,29 @@ def test_the_ratios_are_exponentials_of_the_summary(report, fit):
     assert [row[0] for row in ratios.rows] == ["age", "rx[T.placebo]"]
     age = fit.summary()["age"]
     assert float(ratios.rows[0][1]) == pytest.approx(np.exp(age.mean), rel=5e-3)
-    assert ratios.rows[0][2] == f"{np.exp(age.lower):.3g} to {np.exp(age.upper):.3g}"
-    assert ratios.rows[0][3] == "> 0.999 (>1)"
+    assert [float(cell) for cell in ratios.rows[0][2:4]] == pytest.approx(np.exp([age.lower, age.upper]), abs=0.006)
+    assert ratios.rows[0][4] == "> 0.999 (above 1)"
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        ((2.2, 1.56, 3.1), ("2.20", "1.56", "3.10")),
+        ((1.01, 1.0025, 1.0167), ("1.010", "1.002", "1.017")),
+        ((0.5, 0.002, 1.4), ("0.500", "0.002", "1.400")),
+        ((5e4, 1e3, 2e6), ("5e+04", "1000", "2e+06")),
+    ],
+)
+def test_no_end_of_an_interval_is_rounded_to_one(values, cells):
+    assert ratio_cells(*values) == cells
+
+
+def test_a_run_in_one_process_claims_no_network(report, fit):
+    assert "in one process" in words(report.to_html())
+    assert "confirmed" not in report.to_html()
+    page = Report(Facts(fit, study_hash="ab12", over_network=True)).to_html()
+    assert "all clients confirmed the same one" in page
+    assert "in one process" not in page
 
 
 def test_small_counts_and_what_reveals_them_are_not_shown(report):

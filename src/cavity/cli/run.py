@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,9 @@ def run(
         )
     write_results(fit, directory, probability, study_facts(study, fit, probability, tables))
     typer.echo(str(fit.summary(probability)))
+    if fit.algorithm.model.ratios is not None:
+        ratios = fit.summary(probability, exponentiate=True)
+        typer.echo("\n" + str(replace(ratios, remarks=(), checks=tuple)))
     typer.echo(f"Results: {directory}\nReport: {directory / 'report.html'}")
 
 

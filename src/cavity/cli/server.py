@@ -81,7 +81,7 @@ def server(
                 live.close()
     if run is not None and run.history:
         typer.echo(str(run.summary(probability)))
-        typer.echo(f"Results: {directory}")
+        typer.echo(f"Results: {directory}\nReport: {directory / 'report.html'}")
 
 
 def _side_and_config(

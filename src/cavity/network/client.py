@@ -19,6 +19,7 @@ from cavity.network.preview import labelled
 from cavity.network.protocol import RunConfig, check_like
 from cavity.network.study_session import check_for_network, foreign_types, identity_of, largest_messages
 from cavity.network.worker import ClientConfig, Site, first_reply
+from cavity.reporting.report import REPORT
 from cavity.study.building import client_data, design_sums, fits_study, scaling_of, study_algorithm, sums
 from cavity.study.checks import name_findings
 from cavity.study.findings import Severity, refuse
@@ -57,7 +58,7 @@ def site_of(study: Study, name: str, table: Table, folder: Path, notify: Callabl
             return local_summary(config.algorithm, name, config.data, raw, posterior)
 
         write_results(folder / RESULTS, name, files, rows_of(study, {name: table})[name], local, notify)
-        notify(f"results: {folder / RESULTS}")
+        notify(f"results: {folder / RESULTS}; report: {folder / RESULTS / REPORT}")
 
     return Site(
         name,

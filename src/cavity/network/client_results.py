@@ -94,7 +94,7 @@ def write_results(
     if REPORT_PARTS in files:
         title, shared = parts_file.read(files[REPORT_PARTS])
         sections = [*shared, *own]
-        page_text = page(title, lead(versions()["cavity"], name), sections)
+        page_text = page(title, lead(versions()["cavity"], name, over_network=True), sections)
         for file, content in {REPORT: page_text.encode(), **table_files(sections)}.items():
             write_atomically(folder / file, content)
 

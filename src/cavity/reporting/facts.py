@@ -58,6 +58,7 @@ class Facts:
         client: the client whose copy of the report this is; empty for that of all.
         contents: what each message of a client contains.
         sent: what was sent, by kind; empty takes the totals of the fit's history.
+        over_network: whether the clients were separate processes that exchanged messages.
     """
 
     fit: Fit
@@ -70,6 +71,7 @@ class Facts:
     client: str = ""
     contents: tuple[str, ...] = ()
     sent: tuple[Sent, ...] = ()
+    over_network: bool = False
 
 
 def facts_of(fit: Fit, level: float = DEFAULT_LEVEL) -> Facts:

@@ -8,6 +8,7 @@ machine wrote is ever stored.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,7 +68,9 @@ class Report:
 
     def to_html(self) -> str:
         """The report as one page."""
-        return page(self.title, lead(self.facts.versions.get("cavity", "")), self.sections)
+        return page(
+            self.title, lead(self.facts.versions.get("cavity", ""), over_network=self.facts.over_network), self.sections
+        )
 
     def files(self) -> dict[str, bytes]:
         """The page and its tables, by the names of their files."""
@@ -78,15 +81,17 @@ class Report:
         return parts_file.write(self.title, self.sections)
 
 
-def lead(version: str, client: str = "") -> str:
+def lead(version: str, client: str = "", *, over_network: bool = False) -> str:
     """The line below the heading.
 
     Args:
         version: of Cavity.
         client: whose copy it is; empty for the one of all.
+        over_network: whether the data stayed at separate clients.
     """
+    where = "data that stayed at their sites" if over_network else "the data of several clients in one process"
     own = f"; the copy of {client}, with results that were not sent" if client else ""
-    return f"Bayesian analysis of data that stayed where they are, by Cavity {version}{own}"
+    return f"Bayesian analysis of {where}, by Cavity {version}, {time.strftime('%Y-%m-%d')}{own}"
 
 
 def table_files(sections: Sequence[Section]) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from cavity.study.table import Table
 
 
 def study_facts(
-    study: Study, fit: Fit, level: float = DEFAULT_LEVEL, tables: Mapping[str, Table] | None = None, client: str = ""
+    study: Study, fit: Fit, level: float = DEFAULT_LEVEL, tables: Mapping[str, Table] | None = None
 ) -> Facts:
     """The facts of a study's report.
 
@@ -23,8 +23,7 @@ def study_facts(
         study: what was agreed.
         fit: its result.
         level: the probability that each interval has.
-        tables: of the clients whose rows are in this process.
-        client: whose copy of the report this is.
+        tables: of all clients, where they are in this process; None for a study over a network.
     """
     return Facts(
         fit,
@@ -33,7 +32,7 @@ def study_facts(
         model=describe(study.model),
         study_hash=study.hash,
         rows=rows_of(study, tables or {}),
-        client=client,
+        over_network=tables is None,
         contents=tuple(f"{each}." for each in disclosures(study)),
     )
 

@@ -39,7 +39,7 @@ def clients(
     size = {name: max(map(abs, own.values()), default=0.0) for name, own in shifts.items()}
     shown = sorted(shifts, key=lambda name: -size[name])[:FEW_CLIENTS]
     shown = [name for name in shifts if name in set(shown)]
-    axes = axes_or_new(axes, 7.0, 1.4 + 0.3 * len(shown))
+    axes = axes_or_new(axes, 7.0, 1.4 + 0.36 * len(shown))
     axes.axvline(0.0, color=GUIDE, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
     for row, name in enumerate(shown):
         own, is_flagged = shifts[name], name in flagged
@@ -52,16 +52,16 @@ def clients(
             axes.annotate(
                 plain(list(own)[most]),
                 (values[most], row),
-                xytext=(6 if values[most] > 0 else -6, 0),
+                xytext=(0, 5),
                 textcoords="offset points",
-                va="center",
-                ha="left" if values[most] > 0 else "right",
+                va="bottom",
+                ha="right" if values[most] > 0 else "left",  # towards the middle, away from the names of clients
                 fontsize="small",
                 color="#444444",
             )
     axes.set_yticks(range(len(shown)), [plain(name) for name in shown])
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.margins(x=0.25)
+    axes.set_ylim(len(shown) - 0.5, -0.8)
+    axes.margins(x=0.1)
     axes.grid(axis="x", color="#ececec", linewidth=0.8)
     axes.set_xlabel("shift by the client, in posterior standard deviations")
     return figure_of(axes)

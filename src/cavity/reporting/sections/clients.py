@@ -52,13 +52,13 @@ def _table(found: Heterogeneity, sd: dict[str, float]) -> Table:
                 printable(client.strongest),
                 f"{client.z[client.strongest]:+.2f}",
                 f"{client.p_value:.2g}",
-                "differs" if client.flagged else "",
+                "differs" if client.flagged else "none",
             )
         )
-    columns = ("client", "moves most", "by (posterior sd)", "differs most in", "z", "p", "")
+    columns = ("client", "moves most", "by (posterior sd)", "differs most in", "z", "p", "flag")
     notes = (
         "The shift is the result with the client less that without it, where the other factors stay as they are.",
-        f"z is the shift over what chance gives if all clients agree; {found.alpha:.0%} of clients that agree are "
-        "flagged.",
+        f"z is the shift over what chance gives if all clients agree. p is the probability of a larger |z| of any "
+        f"coefficient; below {found.alpha:g} a client is flagged.",
     )
     return Table("", columns, tuple(rows), notes, "contributions")

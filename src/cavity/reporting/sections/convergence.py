@@ -39,7 +39,7 @@ def convergence(facts: Facts) -> Section:
     words = MEANING.get(verdict.verdict, "How good the approximation is was not assessed.")
     reasons = "; ".join(verdict.reasons)
     bad = verdict.verdict in (ROUGH, UNUSABLE)
-    parts.append(Paragraph(f"{words} ({reasons}.)" if reasons else words, important=bad))
+    parts.append(Paragraph(f"{words} Details: {reasons}." if reasons else words, important=bad))
     with contextlib.suppress(CavityError, ModuleNotFoundError):  # nothing to draw, or nothing to draw with
         parts.append(picture(FitPlots(fit).convergence(), "The largest change by round, in nats"))
     return Section("Convergence and approximation", tuple(parts))

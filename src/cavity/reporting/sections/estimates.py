@@ -19,6 +19,8 @@ DRAWS = 20_000
 MOST_SHOWN = 300  # parameters in the report's table; networks have many thousands
 
 
+DIRECTION = "probability of direction"
+NOTE = "The probability of direction is that of the more probable side, given the data: 0.5 if both are equally probable."
 Sides = dict[str, tuple[float, bool]]
 
 
@@ -41,7 +43,7 @@ def estimates(facts: Facts) -> Section:
     if len(summary) > MOST_SHOWN:
         parts.append(Paragraph(f"The model has {len(summary):,} parameters; the first {MOST_SHOWN} are shown."))
     parts.append(_table(summary, sides))
-    parts += [Paragraph(remark) for remark in summary.remarks]
+    parts += [Paragraph(f"Note: {remark}.") for remark in summary.remarks if "fit." not in remark]  # for Python
     try:
         axes = FitPlots(fit).forest(level=level)
     except CavityError:  # nothing to draw
@@ -55,18 +57,31 @@ def estimates(facts: Facts) -> Section:
 
 def _ratio_table(exponentials: Summary, sides: Sides) -> Table:
     rows = [
-        (printable(e.name), f"{e.mean:.3g}", f"{e.lower:.3g} to {e.upper:.3g}", _shown(sides[e.name], ">1", "<1"))
+        (printable(e.name), *ratio_cells(e.mean, e.lower, e.upper), _shown(sides[e.name], "above 1", "below 1"))
         for e in exponentials
     ]
-    title, interval = str(exponentials.ratio), f"{percent(exponentials.level)} interval"
-    notes = ("P is the posterior probability that the ratio is above 1, or below 1, whichever is larger.",)
+    title = str(exponentials.ratio)
+    ends = f"{percent(exponentials.level)} interval: lower", "upper"
     return Table(
         f"{title.capitalize()} per unit of a column, or against the reference level",
-        ("parameter", title, interval, "P"),
+        ("parameter", title, *ends, DIRECTION),
         tuple(rows),
-        notes,
+        ("The ratio is the posterior median.", NOTE),
         "ratios",
     )
+
+
+def ratio_cells(*values: float) -> tuple[str, ...]:
+    """Ratios with as many decimals as are needed so that none is rounded to 1.
+
+    Args:
+        values: a ratio and the ends of its interval.
+    """
+    for decimals in range(2, 7):
+        cells = tuple(f"{value:.{decimals}f}" if value < 1000 else f"{value:.4g}" for value in values)
+        if not any(float(cell) == 1 for cell in cells[1:]) and not any(float(cell) == 0 for cell in cells):
+            break
+    return cells
 
 
 def _table(summary: Summary, sides: Sides) -> Table:
@@ -77,13 +92,14 @@ def _table(summary: Summary, sides: Sides) -> Table:
             f"{e.sd:.3g}",
             f"{e.lower:.4g}",
             f"{e.upper:.4g}",
-            _shown(sides[e.name], ">0", "<0") if sides else "",
+            _shown(sides[e.name], "positive", "negative") if sides else "",
         )
         for e in summary.estimates[:MOST_SHOWN]
     ]
-    notes = ("P is the posterior probability of a positive, or a negative, value, whichever is larger.",)
     ends = f"{percent(summary.level)} interval: lower", "upper"
-    return Table("Parameters of the model", ("parameter", "mean", "sd", *ends, "P"), tuple(rows), notes, "estimates")
+    return Table(
+        "Parameters of the model", ("parameter", "mean", "sd", *ends, DIRECTION), tuple(rows), (NOTE,), "estimates"
+    )
 
 
 def directions(fit: Fit) -> dict[str, tuple[float, bool]]:

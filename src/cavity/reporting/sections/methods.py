@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from cavity.distributions.gaussian import gaussian_or_none
 from cavity.errors import CavityError, printable
 from cavity.evaluation.verdict import UNKNOWN
+from cavity.fit.method import server_entries
 from cavity.reporting.facts import Facts
 from cavity.reporting.page import Paragraph, Part, Section
 from cavity.reporting.tables import Table
@@ -60,8 +62,9 @@ def methods(facts: Facts) -> Section:
     text = [
         f"We fitted the model{f' ({facts.model})' if facts.model else ''} to the data of {number} "
         f"client{'' if number == 1 else 's'} by {name}{' [1]' if references else ''}, without pooling rows: each "
-        "client approximates the likelihood of its rows by a factor, and exchanges changes of this factor with a "
-        "server, until the posterior, the product of the prior and all factors, no longer changes.",
+        "client approximates the likelihood of its rows by a factor, and refits it given the factors of the others, "
+        "until the posterior, the product of the prior and all factors, no longer changes.",
+        "The clients exchanged factors with a server." if facts.over_network else "All clients ran in one process.",
         f"The run took {len(fit.history)} rounds and {'converged' if fit.converged else 'did not converge'}.",
         f"Intervals are central posterior intervals of probability {facts.level:g}.",
     ]
@@ -71,6 +74,8 @@ def methods(facts: Facts) -> Section:
             f"We compared the approximation with the posterior by importance sampling [{len(references)}]; the result "
             f"was: {fit.verdict.verdict}."
         )
+    if any(own.dropped for own in facts.rows.values()):
+        text.append("Rows with missing values in the columns of the model were left out (complete cases).")
     text.append(f"Computations were made with Cavity {facts.versions.get('cavity', '')}.")
     parts: list[Part] = [Paragraph(" ".join(text))]
     if (priors := _priors(facts)) is not None:
@@ -88,4 +93,7 @@ def _priors(facts: Facts) -> Table | None:
     if len(scales) > 100:
         return None
     rows = tuple((printable(name), f"{scale:.4g}") for name, scale in scales.items())
-    return Table("Standard deviations of the priors, in the units of the data", ("parameter", "prior sd"), rows)
+    has_normal_prior = gaussian_or_none(facts.fit.server.prior) is not None and not server_entries(facts.fit.server)
+    kind = "Normal priors: their standard deviations" if has_normal_prior else "Standard deviations of the priors"
+    notes = ("The intercept's is that of the value where all columns are 0.",) if "intercept" in scales else ()
+    return Table(f"{kind}, in the units of the data", ("parameter", "prior sd"), rows, notes)

@@ -17,7 +17,8 @@ def parties(facts: Facts) -> Section:
     if facts.model and facts.model != facts.title:
         parts.append(Paragraph(f"Model: {facts.model}."))
     if facts.study_hash:
-        parts.append(Paragraph(f"Study file: SHA-256 {facts.study_hash}; all clients confirmed the same one."))
+        confirmed = "; all clients confirmed the same one" if facts.over_network else ""
+        parts.append(Paragraph(f"Study file: SHA-256 {facts.study_hash}{confirmed}."))
     parts.append(_clients(facts))
     software = ", ".join(f"{name} {version}" for name, version in facts.versions.items() if name != "machine")
     parts.append(Paragraph(f"Computed with {software}."))
