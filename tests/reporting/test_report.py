@@ -9,7 +9,7 @@ import pytest
 import cavity
 from cavity.errors import CavityError, ProtocolError
 from cavity.reporting import parts_file
-from cavity.reporting.facts import ClientRows, Facts, shown_count, shown_total
+from cavity.reporting.facts import ClientRows, Facts, readable, shown_count, shown_total
 from cavity.reporting.page import Figure, Paragraph, Section
 from cavity.reporting.report import Report
 from cavity.reporting.sections.estimates import ratio_cells
@@ -56,7 +56,7 @@ def test_the_ratios_are_exponentials_of_the_summary(report, fit):
     ratios = next(
         part for section in report.sections for part in section.parts if getattr(part, "name", "") == "ratios"
     )
-    assert [row[0] for row in ratios.rows] == ["age", "rx[T.placebo]"]
+    assert [row[0] for row in ratios.rows] == ["age", "rx: placebo (vs drug)"]
     age = fit.summary()["age"]
     assert float(ratios.rows[0][1]) == pytest.approx(np.exp(age.mean), rel=5e-3)
     assert [float(cell) for cell in ratios.rows[0][2:4]] == pytest.approx(np.exp([age.lower, age.upper]), abs=0.006)
@@ -82,6 +82,12 @@ def test_a_run_in_one_process_claims_no_network(report, fit):
     page = Report(Facts(fit, study_hash="ab12", over_network=True)).to_html()
     assert "all clients confirmed the same one" in page
     assert "in one process" not in page
+
+
+def test_names_are_readable(fit):
+    assert readable(fit, "rx[T.placebo]:age") == "rx: placebo (vs drug):age"
+    assert readable(fit, "another[T.a]") == "another: a"
+    assert readable(fit, "intercept") == "intercept"
 
 
 def test_small_counts_and_what_reveals_them_are_not_shown(report):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -74,6 +75,35 @@ class Facts:
     over_network: bool = False
 
 
+def encoding_of(fit: Fit) -> object:
+    """How the tables of a fit became numbers; None where it has no formula.
+
+    Args:
+        fit: the fit.
+    """
+    model = fit.algorithm.model
+    inner = getattr(model, "latent", None) or getattr(model, "rows", None)
+    return getattr(model, "encoding", None) or getattr(inner, "encoding", None)
+
+
+def readable(fit: Fit, name: str) -> str:
+    """The name of a parameter for people: `rx[T.drug]` as `rx: drug (vs placebo)`, `age` as `age (years)`.
+
+    Args:
+        fit: knows the columns.
+        name: of the parameter.
+    """
+    columns = {column.name: column for column in getattr(encoding_of(fit), "columns", ())}
+
+    def level(match: re.Match[str]) -> str:
+        levels = getattr(columns.get(match[1]), "level_names", ())
+        against = f" (vs {levels[0]})" if levels else ""
+        return f"{match[1]}: {match[2]}{against}"
+
+    unit = getattr(columns.get(name), "unit", None)
+    return f"{name} ({unit})" if unit else re.sub(r"([^:\[\]]+)\[T\.([^\[\]]*)\]", level, name)
+
+
 def facts_of(fit: Fit, level: float = DEFAULT_LEVEL) -> Facts:
     """What is known of a fit in Python.
 
@@ -82,8 +112,7 @@ def facts_of(fit: Fit, level: float = DEFAULT_LEVEL) -> Facts:
         level: the probability that each interval has.
     """
     model = fit.algorithm.model
-    encoding = getattr(model, "encoding", None) or getattr(getattr(model, "latent", None), "encoding", None)
-    formula = getattr(encoding, "formula", "")
+    formula = getattr(encoding_of(fit), "formula", "")
     rows = {}
     if fit.clients is not None and (data := fit.population("count rows").data) is not None:
         rows = {name: ClientRows(used=len(data[name].weight)) for name in fit.client_names}

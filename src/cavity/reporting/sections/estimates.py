@@ -9,8 +9,8 @@ from cavity.errors import CavityError, printable
 from cavity.fit.draw_files import columns_of
 from cavity.fit.fit import Fit
 from cavity.fit.presentation import presentation_of
-from cavity.fit.summary import Summary
-from cavity.reporting.facts import Facts
+from cavity.fit.summary import Estimate, Summary
+from cavity.reporting.facts import Facts, readable
 from cavity.reporting.fit_plots import FitPlots
 from cavity.reporting.page import Paragraph, Part, Section, picture
 from cavity.reporting.tables import Table
@@ -20,7 +20,9 @@ MOST_SHOWN = 300  # parameters in the report's table; networks have many thousan
 
 
 DIRECTION = "probability of direction"
-NOTE = "The probability of direction is that of the more probable side, given the data: 0.5 if both are equally probable."
+NOTE = (
+    "The probability of direction is that of the more probable side, given the data: 0.5 if both are equally probable."
+)
 Sides = dict[str, tuple[float, bool]]
 
 
@@ -39,10 +41,10 @@ def estimates(facts: Facts) -> Section:
     sides = directions(fit) if len(summary) <= MOST_SHOWN else {}
     ratios = fit.algorithm.model.ratios
     if ratios is not None and ratios.names and sides:
-        parts.append(_ratio_table(summary.exponentiated(ratios), sides))
+        parts.append(_ratio_table(fit, summary.exponentiated(ratios), sides))
     if len(summary) > MOST_SHOWN:
         parts.append(Paragraph(f"The model has {len(summary):,} parameters; the first {MOST_SHOWN} are shown."))
-    parts.append(_table(summary, sides))
+    parts.append(_table(fit, summary, sides))
     parts += [Paragraph(f"Note: {remark}.") for remark in summary.remarks if "fit." not in remark]  # for Python
     try:
         axes = FitPlots(fit).forest(level=level)
@@ -55,9 +57,9 @@ def estimates(facts: Facts) -> Section:
     return Section("Result", tuple(parts))
 
 
-def _ratio_table(exponentials: Summary, sides: Sides) -> Table:
+def _ratio_table(fit: Fit, exponentials: Summary, sides: Sides) -> Table:
     rows = [
-        (printable(e.name), *ratio_cells(e.mean, e.lower, e.upper), _shown(sides[e.name], "above 1", "below 1"))
+        (_name(fit, e), *ratio_cells(e.mean, e.lower, e.upper), _shown(sides[e.name], "above 1", "below 1"))
         for e in exponentials
     ]
     title = str(exponentials.ratio)
@@ -69,6 +71,10 @@ def _ratio_table(exponentials: Summary, sides: Sides) -> Table:
         ("The ratio is the posterior median.", NOTE),
         "ratios",
     )
+
+
+def _name(fit: Fit, estimate: Estimate) -> str:
+    return printable(readable(fit, estimate.name))
 
 
 def ratio_cells(*values: float) -> tuple[str, ...]:
@@ -84,10 +90,10 @@ def ratio_cells(*values: float) -> tuple[str, ...]:
     return cells
 
 
-def _table(summary: Summary, sides: Sides) -> Table:
+def _table(fit: Fit, summary: Summary, sides: Sides) -> Table:
     rows = [
         (
-            printable(e.name),
+            _name(fit, e),
             f"{e.mean:.4g}",
             f"{e.sd:.3g}",
             f"{e.lower:.4g}",
