@@ -83,11 +83,14 @@ def ratio_cells(*values: float) -> tuple[str, ...]:
     Args:
         values: a ratio and the ends of its interval.
     """
-    for decimals in range(2, 7):
-        cells = tuple(f"{value:.{decimals}f}" if value < 1000 else f"{value:.4g}" for value in values)
-        if not any(float(cell) == 1 for cell in cells[1:]) and not any(float(cell) == 0 for cell in cells):
-            break
-    return cells
+
+    def written(decimals: int) -> tuple[str, ...]:
+        return tuple(f"{value:.{decimals}f}" if value < 1000 else f"{value:.4g}" for value in values)
+
+    def is_clear(cells: tuple[str, ...]) -> bool:
+        return 0.0 not in map(float, cells) and 1.0 not in map(float, cells[1:])
+
+    return written(next((decimals for decimals in range(2, 6) if is_clear(written(decimals))), 6))
 
 
 def _table(fit: Fit, summary: Summary, sides: Sides) -> Table:
