@@ -34,6 +34,7 @@ scaling = "federated"  # before the first round clients send n, sum and sum of s
 family = {family}  # {families}
 formula = {formula}  # R-style; `a * b` for interactions, `0 +` for no intercept, `offset(log(time))`
 # weights = "copies"  # the column with the weight of each row
+# client_effects = "random"  # each client has a level of its own; or "intercepts". Without it all have the same
 """
 TAIL = """
 [prior]  # normal, on the coefficients of scaled columns{outcome}; fixed when the study starts
@@ -47,7 +48,7 @@ covariance = "full"  # of the posterior; or diagonal, for very many coefficients
 
 [run]
 schedule = "synchronous"  # sequential, asynchronous, {{ sampled-count = 2 }}, ...
-rounds = 100  # maximum number of rounds
+rounds = 30  # at most; most studies need 3 to 10, and every round is one more message of each client
 tolerance = 1e-6  # convergence tolerance, in nats
 seed = 0  # random seed
 """
