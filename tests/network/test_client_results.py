@@ -61,6 +61,9 @@ def test_a_client_has_its_own_report(ended):
     assert f"Rows used: {len(ended.tables['leeds'])}; dropped: 0." in text
     assert "Contributions of the clients" in text
     server = (ended.folder / "run" / "report.html").read_text()
+    shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", server))
+    assert f"leeds {len(ended.tables['leeds'])} " in shown
+    assert f"all clients {sum(map(len, ended.tables.values()))} " in shown
     assert "Effects at" not in server
     title, sections = parts_file.read((ended.folder / "run" / "report.json").read_bytes())
     assert title

@@ -134,6 +134,7 @@ class StudyServer:
         )
         self._status: dict[str, Value] = {"state": "waiting"}
         self._run_config: RunConfig | None = None
+        self._rows: dict[str, int] = {}
         self._session = Session(
             transport,
             session_config,
@@ -153,7 +154,7 @@ class StudyServer:
             self._members.stopped()
             self._notify("stopped; restart the server to resume", state="stopped")
         elif fit is not None:
-            facts = study_facts(self._study, fit, self._config.level)
+            facts = study_facts(self._study, fit, self._config.level, rows=self._rows)
             write_results(fit, self._directory, self._config.level, facts, report=self._config.report)
             missing = fit.server.clients.set_aside
             lacking = f"; the data of {', '.join(missing)} are missing or incomplete" if missing else ""
@@ -176,7 +177,7 @@ class StudyServer:
         run_config = None if self._members.stopping else setup.run_config()
         if run_config is None:
             return None
-        self._run_config = run_config
+        self._run_config, self._rows = run_config, setup.rows
         algorithm = study_algorithm(self._study, run_config.scaling)
         stage = algorithm.initialisation
         algorithm = algorithm if stage is None or run_config.start is None else stage.start(run_config.start)

@@ -1,7 +1,8 @@
 """Setup of a study over a network: the scaling of its columns and the start of its method, before the first round.
 
 Each is computed once, from the clients that are connected at the start, and kept in the run's directory. The scaling,
-and the prior with it, then stay the same when clients leave or join. The clients' sums are not kept.
+and the prior with it, then stay the same when clients leave or join. Of the clients' sums the numbers of rows are kept,
+for the report.
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ class Setup:
         known = [] if found is None else [name for name in found["clients"] if name in self._members.allowed]
         return known or self._members.connected
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """The numbers of rows of clients that sent sums; empty where rows have weights, whose sum is sent instead."""
+        found = self._found() if self._study.model.weights is None else None
+        return {} if found is None else dict(found.get("rows", {}))
+
     def run_config(self) -> RunConfig | None:
         """Scaling and start, read from the directory if they are there; None if the server is asked to stop."""
         scaling = self._scaling()
@@ -102,9 +109,9 @@ class Setup:
             scaling = self._scaled_by(names, known, least) if len(names) >= least else None
             if scaling is not None:
                 self._notify(f"columns are scaled by the sums of {len(names)} clients; the scaling is now fixed")
-                write_atomically(
-                    self._directory / SCALING, serialization.to_bytes({"clients": names, "scaling": scaling})
-                )
+                rows = {name: int(known[name].num_rows) for name in names if name in known}
+                found = {"clients": names, "scaling": scaling, "rows": rows}
+                write_atomically(self._directory / SCALING, serialization.to_bytes(found))
                 return scaling
             self._session.sleep(1.0)
 

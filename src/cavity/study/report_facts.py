@@ -15,7 +15,11 @@ from cavity.study.table import Table
 
 
 def study_facts(
-    study: Study, fit: Fit, level: float = DEFAULT_LEVEL, tables: Mapping[str, Table] | None = None
+    study: Study,
+    fit: Fit,
+    level: float = DEFAULT_LEVEL,
+    tables: Mapping[str, Table] | None = None,
+    rows: Mapping[str, int] | None = None,
 ) -> Facts:
     """The facts of a study's report.
 
@@ -24,6 +28,7 @@ def study_facts(
         fit: its result.
         level: the probability that each interval has.
         tables: of all clients, where they are in this process; None for a study over a network.
+        rows: the numbers of rows that clients on a network have sent.
     """
     return Facts(
         fit,
@@ -31,7 +36,7 @@ def study_facts(
         title=study.name,
         model=describe(study.model),
         study_hash=study.hash,
-        rows=rows_of(study, tables or {}),
+        rows=rows_of(study, tables or {}) | {name: ClientRows(number) for name, number in (rows or {}).items()},
         over_network=tables is None,
         contents=tuple(f"{each}." for each in disclosures(study)),
     )
