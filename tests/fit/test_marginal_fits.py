@@ -84,6 +84,17 @@ def fit(model):
     return cavity.run(cavity.PVI(model), clients(), rounds=12, tolerance=1e-8)
 
 
+def test_names_are_in_the_order_of_the_posterior(model):
+    """The program has its sites in another order than the alphabet; each name is that of the entry which moves it."""
+    marginal = marginal_model(model)
+    names, start = marginal.parameter_names, np.asarray(marginal.prior.mean)
+    assert list(names) != sorted(names)
+    before = marginal.constrain(start)
+    for place, name in enumerate(names):
+        after = marginal.constrain(start + 0.1 * np.eye(len(start))[place])
+        assert [key for key in before if not np.array_equal(before[key], after[key])] == [name]
+
+
 def closest_gaussian(data):
     """Mean and covariance of the Gaussian with the largest bound, by scipy and a fine grid of nodes."""
     nodes, weights = hermite_grid(3, 12)

@@ -120,7 +120,7 @@ WORDS = {
     ),
     "status of no run": (["status", "study.toml"], ("no run found", "--output")),
     "stop of no run": (["stop", "study.toml"], ("no server is running",)),
-    "withdrawal of nobody": (["withdraw", "hull", "study.toml"], ("unknown client 'hull'", "leeds, york")),
+    "withdrawal of an unknown client": (["withdraw", "hull", "study.toml"], ("unknown client 'hull'", "leeds, york")),
     "withdrawal, words exchanged": (["withdraw", "study.toml", "leeds"], ("leeds: file not found", "check the path")),
     "leaving without a run": (
         ["leave", "study.toml", "--name", "leeds"],

@@ -51,7 +51,7 @@ CELLS = {
     "infinite number": ("age", "inf", ("column 'age': not a finite number", "(line 5)", "leave the cell empty")),
     "out of range": ("age", "1e11", ("column 'age': outside the agreed range -99 to 1e+10", "'1e11' (line 5)")),
     "fraction for a whole number": ("stage", "2.5", ("column 'stage': not a whole number", "line 5", '"number"')),
-    "level that nobody agreed on": (
+    "level that the study does not have": (
         "rx",
         "aspirin",
         ("column 'rx': not one of the agreed levels, which are placebo, low, high", "line 5"),

@@ -8,8 +8,9 @@ import pytest
 
 from cavity.core.client_data import prepare_client
 from cavity.errors import ProtocolError
-from cavity.network.client_results import local_summary
+from cavity.network.client_results import local_summary, write_results
 from cavity.reporting import parts_file
+from cavity.reporting.facts import ClientRows
 from cavity.study import as_table
 from cavity.study.building import client_data, scaling_of, study_algorithm
 from cavity.study.run import run_study
@@ -81,3 +82,16 @@ def test_a_posterior_of_another_model_is_refused(ended):
     improper = algorithm.prior / algorithm.prior
     with pytest.raises(ProtocolError, match="improper"):
         local_summary(algorithm, "leeds", data, raw, improper)
+
+
+def test_a_report_that_cannot_be_read_does_not_lose_the_results(tmp_path):
+    lines, files = (
+        [],
+        {"summary.csv": b"parameter\n", "report.json": b"[", "../outside": b"x", "report.html": b"<script>"},
+    )
+    write_results(tmp_path / "results", "leeds", files, ClientRows(60, 0), lambda: None, lines.append)
+    written = {file.name for file in (tmp_path / "results").iterdir()}
+    assert written == {"summary.csv", "report.html", "tables"}
+    assert "<script" not in (tmp_path / "results" / "report.html").read_text()
+    assert not (tmp_path / "outside").exists()
+    assert "cannot be read" in lines[0]

@@ -1,4 +1,4 @@
-"""The page about a running study: what it shows, and that it answers nobody else and nothing else."""
+"""The page about a running study: what it shows, and that other requests and other hosts are refused."""
 
 import shutil
 import socket

@@ -92,7 +92,11 @@ def write_results(
     except CavityError as error:
         notify(f"the effects of this client's groups are not known: {error}")
     if REPORT_PARTS in files:
-        title, shared = parts_file.read(files[REPORT_PARTS])
+        try:
+            title, shared = parts_file.read(files[REPORT_PARTS])
+        except CavityError as error:  # the other results are valid, and the study is over
+            notify(f"the server sent no report that can be used: {error}")
+            title, shared = f"Results of {name}", ()
         sections = [*shared, *own]
         page_text = page(title, lead(versions()["cavity"], name, over_network=True), sections)
         for file, content in {REPORT: page_text.encode(), **table_files(sections)}.items():
