@@ -198,7 +198,8 @@ def reason_to_refuse(
     for name, x, xx in zip(columns, total, squares, strict=True):
         if not (abs(x) <= LARGEST_SUM and 0 <= xx <= LARGEST_SUM):
             return f"those of column '{name}' are not finite, too large, or negative where they cannot be"
-        if x**2 > float(num_rows) * xx * (1 + 1e-9):
+        underflow = float(num_rows) ** 2 * np.finfo(float).tiny  # squares of tiny numbers lose their digits
+        if x**2 > float(num_rows) * xx * (1 + 1e-9) + underflow:
             return f"those of column '{name}' contradict each other: no {float(num_rows):g} numbers have them"
         if xx > float(num_rows) * (farthest or {}).get(name, inf) ** 2 * (1 + 1e-9):
             return f"those of column '{name}' are larger than numbers within the declared range have"
